@@ -1,0 +1,151 @@
+//go:build unix
+
+package proc
+
+import (
+	"os"
+	"os/exec"
+	"syscall"
+	"time"
+)
+
+// A process is one entry of the system's process table.
+type process struct {
+	pid, parent, group int
+	session            int    // 0: not known
+	birth              string // start time, empty: not known; with the pid it names a process for good
+	marked             bool   // carries the mark that was looked for
+}
+
+// setSession gives the command a session of its own and keeps the other attributes.
+func setSession(cmd *exec.Cmd) {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Setsid = true
+}
+
+// Processes returns the pids of the group's living processes.
+func (g *Group) Processes() ([]int, error) {
+	members, err := g.members()
+	pids := make([]int, 0, len(members))
+	for _, p := range members {
+		pids = append(pids, p.pid)
+	}
+	return pids, err
+}
+
+// killAll kills the processes of the group until two looks in a row find none.
+func (g *Group) killAll() error { return killAll(g.members) }
+
+// killAll kills the processes of the supervisor, groups of which were just sealed.
+func (s *Supervisor) killAll(groups []*Group) error {
+	return killAll(func() ([]process, error) { return s.members(groups) })
+}
+
+func killAll(find func() ([]process, error)) error {
+	for waited, clean := time.Duration(0), 0; ; waited += killPoll {
+		found, err := freeze(find)
+		if err != nil {
+			return err
+		}
+		for _, p := range found {
+			signal(p.pid, syscall.SIGKILL)
+		}
+		if len(found) > 0 {
+			clean = 0
+		} else if clean++; clean == 2 {
+			// A table is not read in one instant: a process that forks and exits during the first look may be
+			// missed along with its child, hardly twice.
+			return nil
+		}
+		if waited >= killPatience {
+			pids := make([]int, 0, len(found))
+			for _, p := range found {
+				pids = append(pids, p.pid)
+			}
+			return survivors(pids)
+		}
+		if len(found) > 0 {
+			pause(killPoll)
+		}
+	}
+}
+
+// freeze stops what it finds until it finds nothing new: a stopped process cannot fork away from its killer.
+func freeze(find func() ([]process, error)) ([]process, error) {
+	stopped := make(map[int]bool)
+	for {
+		found, err := find()
+		if err != nil {
+			return nil, err
+		}
+		fresh := false
+		for _, p := range found {
+			if !stopped[p.pid] {
+				stopped[p.pid], fresh = true, true
+				signal(p.pid, syscall.SIGSTOP)
+			}
+		}
+		if !fresh {
+			return found, nil
+		}
+	}
+}
+
+// KillTree ends one process of the group with its process group and its descendants, as the toolbox daemon ends a
+// session: SIGTERM to all of them, then SIGKILL to those that are still there after the grace period, and to what
+// they started meanwhile. It returns when they are gone, usually within milliseconds. What has left both the group and
+// the tree, such as a daemon that forked twice and called setsid, lives on until Kill.
+func (g *Group) KillTree(pid int, grace time.Duration) {
+	members, err := g.members()
+	if err != nil {
+		return
+	}
+	targets := tree(members, func(p process) bool { return p.pid == pid || p.group == pid })
+	for _, p := range targets {
+		signal(p.pid, syscall.SIGTERM)
+		// A stopped process would only see SIGTERM once it goes on.
+		signal(p.pid, syscall.SIGCONT)
+	}
+	for waited := time.Duration(0); waited < grace && anyAlive(targets); waited += termPoll {
+		pause(termPoll)
+	}
+	known := make(map[int]string, len(targets))
+	for _, p := range targets {
+		known[p.pid] = p.birth
+	}
+	_ = killAll(func() ([]process, error) {
+		members, err := g.members()
+		return tree(members, func(p process) bool {
+			birth, ok := known[p.pid]
+			return p.group == pid || ok && birth == p.birth
+		}), err
+	})
+}
+
+// tree returns the processes that root accepts, and their descendants.
+func tree(all []process, root func(process) bool) []process {
+	in := make(map[int]bool)
+	for grown := true; grown; {
+		grown = false
+		for _, p := range all {
+			if !in[p.pid] && (in[p.parent] || root(p)) {
+				in[p.pid], grown = true, true
+			}
+		}
+	}
+	var found []process
+	for _, p := range all {
+		if in[p.pid] {
+			found = append(found, p)
+		}
+	}
+	return found
+}
+
+func signal(pid int, sig syscall.Signal) {
+	if pid > 1 && pid != os.Getpid() {
+		_ = syscall.Kill(pid, sig)
+	}
+}

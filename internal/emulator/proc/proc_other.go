@@ -1,0 +1,36 @@
+//go:build !unix
+
+package proc
+
+import (
+	"errors"
+	"fmt"
+	"os/exec"
+	"runtime"
+	"time"
+)
+
+// Nothing can be started on this system, so there is never anything to watch or kill.
+
+type watcher struct{}
+
+func startWatcher(mark, outer string) (*watcher, error) {
+	return nil, fmt.Errorf("proc: sandboxes cannot run on %s: %w", runtime.GOOS, errors.ErrUnsupported)
+}
+
+func (w *watcher) remove(dir string) {}
+func (w *watcher) started(pid int)   {}
+func (w *watcher) gone() bool        { return true }
+func (w *watcher) dismiss()          {}
+
+func setSession(cmd *exec.Cmd) {}
+
+func (g *Group) started(pid int)                    {}
+func (g *Group) killAll() error                     { return nil }
+func (s *Supervisor) killAll(groups []*Group) error { return nil }
+
+// KillTree does nothing on this system.
+func (g *Group) KillTree(pid int, grace time.Duration) {}
+
+// Processes returns nothing on this system.
+func (g *Group) Processes() ([]int, error) { return nil, nil }
