@@ -1,0 +1,162 @@
+package archive
+
+import (
+	"fmt"
+	"path"
+	"strings"
+)
+
+// Matcher decides which paths of a tree are left out.
+//
+// A pattern is a slash-separated path of globs, in the language of [path.Match] for each component:
+//
+//   - a pattern without a slash, such as "*.o" or "node_modules", matches an entry of that name at any depth;
+//   - a pattern with a slash at its start or inside, such as "/build" or "docs/*.pdf", is anchored at the root of the tree;
+//   - a component "**" stands for any number of components, none included: "src/**/testdata";
+//   - a slash at the end restricts the pattern to directories: "tmp/";
+//   - what lies below a matched directory is left out with it.
+//
+// "*" also matches names that start with a dot. There is no negation. The nil Matcher matches nothing.
+type Matcher struct {
+	patterns []pattern
+}
+
+type pattern struct {
+	parts    []string
+	anchored bool
+	dirOnly  bool
+}
+
+// NewMatcher compiles patterns. An error names the first bad one.
+func NewMatcher(patterns []string) (*Matcher, error) {
+	if len(patterns) == 0 {
+		return nil, nil
+	}
+	m := &Matcher{}
+	for _, text := range patterns {
+		var p pattern
+		rest := text
+		if strings.HasSuffix(rest, "/") {
+			p.dirOnly = true
+			rest = strings.TrimRight(rest, "/")
+		}
+		p.anchored = strings.Contains(rest, "/")
+		rest = strings.TrimPrefix(rest, "/")
+		p.parts = strings.Split(rest, "/")
+		for _, part := range p.parts {
+			switch part {
+			case "", ".", "..":
+				return nil, fmt.Errorf("exclude pattern %q has an empty, \".\" or \"..\" component", text)
+			}
+			if _, err := path.Match(part, "x"); err != nil {
+				return nil, fmt.Errorf("exclude pattern %q is malformed", text)
+			}
+		}
+		if strings.HasPrefix(rest, "!") {
+			return nil, fmt.Errorf("exclude pattern %q: negation is not supported", text)
+		}
+		if strings.ContainsRune(text, 0) {
+			return nil, fmt.Errorf("exclude pattern %q contains a zero byte", text)
+		}
+		m.patterns = append(m.patterns, p)
+	}
+	return m, nil
+}
+
+// Match reports whether the entry itself is matched. The caller leaves out what lies below a matched directory.
+func (m *Matcher) Match(name string, isDir bool) bool {
+	if m == nil {
+		return false
+	}
+	base := path.Base(name)
+	var parts []string
+	for i := range m.patterns {
+		p := &m.patterns[i]
+		if p.dirOnly && !isDir {
+			continue
+		}
+		if !p.anchored {
+			if p.parts[0] == "**" {
+				return true
+			}
+			if ok, _ := path.Match(p.parts[0], base); ok {
+				return true
+			}
+			continue
+		}
+		if parts == nil {
+			parts = strings.Split(name, "/")
+		}
+		if matchParts(p.parts, parts) {
+			return true
+		}
+	}
+	return false
+}
+
+// MatchBelow reports whether the entry or one of the directories above it is matched.
+func (m *Matcher) MatchBelow(name string, isDir bool) bool {
+	if m == nil {
+		return false
+	}
+	for i := 0; i < len(name); i++ {
+		if name[i] == '/' && m.Match(name[:i], true) {
+			return true
+		}
+	}
+	return m.Match(name, isDir)
+}
+
+// matchParts matches components. Only the last "**" is ever tried again, so the time is bounded by the product of the
+// two lengths.
+func matchParts(pat, name []string) bool {
+	pi, ni, star, mark := 0, 0, -1, 0
+	for ni < len(name) {
+		if pi < len(pat) && pat[pi] == "**" {
+			star, mark = pi, ni
+			pi++
+			continue
+		}
+		if pi < len(pat) {
+			if ok, _ := path.Match(pat[pi], name[ni]); ok {
+				pi++
+				ni++
+				continue
+			}
+		}
+		if star < 0 {
+			return false
+		}
+		mark++
+		pi, ni = star+1, mark
+	}
+	for pi < len(pat) && pat[pi] == "**" {
+		pi++
+	}
+	return pi == len(pat)
+}
+
+// TarArgs returns arguments that make GNU tar leave out the same entries of an archive of ".". Patterns whose meaning
+// differs there ("**", character classes, escapes, directories only) are left to the reader of the archive, which
+// applies all patterns anyway: the arguments save bytes, they do not decide.
+func (m *Matcher) TarArgs() []string {
+	if m == nil {
+		return nil
+	}
+	var args []string
+	for _, p := range m.patterns {
+		text := strings.Join(p.parts, "/")
+		if p.dirOnly || strings.ContainsAny(text, `[\`) || strings.Contains(text, "**") {
+			continue
+		}
+		if p.anchored {
+			args = append(args, "--anchored", "--exclude=./"+text)
+		} else {
+			args = append(args, "--no-anchored", "--exclude="+text)
+		}
+	}
+	if args == nil {
+		return nil
+	}
+	return append([]string{"--wildcards", "--no-wildcards-match-slash"}, args...)
+}

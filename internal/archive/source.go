@@ -1,0 +1,116 @@
+package archive
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"slices"
+	"strings"
+)
+
+// Source is a tree to archive. Make one with [Dir] or [FS].
+type Source interface {
+	names() ([]string, error) // of the entries, sorted bytewise
+	lstat(name string) (fs.FileInfo, error)
+	readlink(name string) (string, error)
+	open(name string) (fs.File, error) // a file; never follows a link out of the tree, never waits for a FIFO's writer
+	sub(name string) (Source, error)   // a directory; to be closed; its own lstat(".") tells which one it is
+	Close() error
+}
+
+// Dir opens a directory of the host as a source. A path that is a link to a directory is followed once, here; links
+// inside are never followed. The caller closes the source.
+func Dir(name string) (Source, error) {
+	root, err := os.OpenRoot(name)
+	if err != nil {
+		return nil, fail(ErrSource, name, "", err)
+	}
+	return dirSource{root}, nil
+}
+
+// dirSource works relative to an open directory, so that neither a swapped ancestor nor the length of the path matters.
+// It does not go through [os.Root.FS], which refuses names that are not UTF-8.
+type dirSource struct{ root *os.Root }
+
+func (d dirSource) names() ([]string, error) {
+	f, err := d.root.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	names, err := f.Readdirnames(-1)
+	slices.Sort(names)
+	return names, err
+}
+
+func (d dirSource) lstat(name string) (fs.FileInfo, error) { return d.root.Lstat(name) }
+func (d dirSource) readlink(name string) (string, error)   { return d.root.Readlink(name) }
+func (d dirSource) open(name string) (fs.File, error) {
+	return d.root.OpenFile(name, os.O_RDONLY|openNonblock, 0)
+}
+func (d dirSource) Close() error { return d.root.Close() }
+
+func (d dirSource) sub(name string) (Source, error) {
+	root, err := d.root.OpenRoot(name)
+	if err != nil {
+		return nil, err
+	}
+	return dirSource{root}, nil
+}
+
+// FS makes a source of a file system. Links are archived when it implements [fs.ReadLinkFS].
+func FS(fsys fs.FS) Source { return fsSource{fsys, "."} }
+
+type fsSource struct {
+	fsys fs.FS
+	dir  string
+}
+
+func (s fsSource) names() ([]string, error) {
+	f, err := s.fsys.Open(s.dir)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	d, ok := f.(fs.ReadDirFile)
+	if !ok {
+		return nil, errors.ErrUnsupported
+	}
+	entries, err := d.ReadDir(-1)
+	if err == io.EOF {
+		err = nil
+	}
+	names := make([]string, len(entries))
+	for i, e := range entries {
+		names[i] = e.Name()
+	}
+	slices.Sort(names)
+	return names, err
+}
+
+func (s fsSource) lstat(name string) (fs.FileInfo, error) { return fs.Lstat(s.fsys, path.Join(s.dir, name)) }
+func (s fsSource) readlink(name string) (string, error) {
+	return fs.ReadLink(s.fsys, path.Join(s.dir, name))
+}
+func (s fsSource) open(name string) (fs.File, error) { return s.fsys.Open(path.Join(s.dir, name)) }
+func (s fsSource) sub(name string) (Source, error)   { return fsSource{s.fsys, path.Join(s.dir, name)}, nil }
+func (s fsSource) Close() error                      { return nil }
+
+// join joins two paths of a tree, of which the first may be the root "".
+func join(dir, name string) string {
+	if dir == "" {
+		return name
+	}
+	return dir + "/" + name
+}
+
+// split returns the directory, "" for the root, and the last component.
+func split(name string) (dir, base string) {
+	i := strings.LastIndexByte(name, '/')
+	if i < 0 {
+		return "", name
+	}
+	return name[:i], name[i+1:]
+}

@@ -1,0 +1,17 @@
+//go:build !unix
+
+package archive
+
+import (
+	"io/fs"
+	"runtime"
+)
+
+const openNonblock = 0
+
+type fileID struct{ dev, ino uint64 }
+
+// linkID knows no hard links here: each name is archived as a file of its own.
+func linkID(fs.FileInfo) (fileID, bool) { return fileID{}, false }
+
+const windows = runtime.GOOS == "windows"

@@ -1,0 +1,359 @@
+package archive
+
+import (
+	"archive/tar"
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+)
+
+// WriteOptions are the options of [WriteTree], [WriteFile] and [Count].
+type WriteOptions struct {
+	// Exclude leaves entries out, without listing them.
+	Exclude *Matcher
+	// Reserved reports names that are left out and listed as [ReasonReserved]; nil for none.
+	Reserved func(name string) bool
+	// RepeatDirs makes directories accessible to their owner at first and names them all again at the end, innermost
+	// first, with their own mode and time. Simple extractors (busybox) apply a directory's mode and time at once, so
+	// that they could not fill a read-only directory, and would lose its time.
+	RepeatDirs bool
+	// Progress is called after each entry and after each chunk of a file, with the totals so far; nil for none.
+	Progress func(entries, bytes int64)
+	// Mode replaces the permission bits of the file in [WriteFile] when it is not nil.
+	Mode *fs.FileMode
+}
+
+// Chunks of a file's content between two looks at the context.
+const chunkSize = 256 << 10
+
+// WriteTree writes the entries below src, sorted, directories before their content, and the end of the archive. The
+// root itself has no entry, so that a receiver never changes the mode or the times of a directory it did not make.
+//
+// Permission bits, whole-second modification times, symbolic links (verbatim, never followed), hard links within the
+// tree, empty files and directories, and every name that the file system allows are kept. Owners, the set-id and sticky
+// bits and extended attributes are not. Sockets, FIFOs and devices are left out and listed.
+//
+// A file or directory that vanishes, is swapped for another, or whose size or time changes while it is read ends the
+// writing with [ErrChanged]: the archive then has no end, so no receiver can take it for a whole one. The context is
+// observed at each entry and each chunk.
+func WriteTree(ctx context.Context, w io.Writer, src Source, opt WriteOptions) (Summary, error) {
+	t := newTreeWriter(ctx, w, opt)
+	err := t.dir(src, "")
+	return t.finish(err)
+}
+
+// WriteFile writes an archive with one regular file, under the given name.
+// A path that is a symbolic link is followed once; anything but a regular file is refused with [ErrSource].
+func WriteFile(ctx context.Context, w io.Writer, file, name string, opt WriteOptions) (Summary, error) {
+	t := newTreeWriter(ctx, w, opt)
+	err := func() error {
+		f, err := os.OpenFile(file, os.O_RDONLY|openNonblock, 0)
+		if err != nil {
+			return fail(ErrSource, file, "", err)
+		}
+		defer f.Close()
+		fi, err := f.Stat()
+		if err != nil {
+			return fail(ErrSource, file, "", err)
+		}
+		if !fi.Mode().IsRegular() {
+			return fail(ErrSource, file, "it is not a regular file", nil)
+		}
+		return t.content(f, fi, name)
+	}()
+	return t.finish(err)
+}
+
+// Count walks the tree as [WriteTree] would and returns its totals, without reading any file.
+func Count(ctx context.Context, src Source, opt WriteOptions) (Summary, error) {
+	t := &treeWriter{ctx: ctx, opt: opt, links: map[fileID]string{}}
+	err := t.dir(src, "")
+	return t.sum, err
+}
+
+// treeWriter is one walk. Without a tar writer it only counts.
+type treeWriter struct {
+	ctx   context.Context
+	opt   WriteOptions
+	tw    *tar.Writer
+	bw    *bufio.Writer // joins the many small pieces of an archive
+	out   *countingWriter
+	buf   []byte
+	links map[fileID]string // the first name of each file that has several
+	dirs  []*tar.Header     // to be repeated
+	sum   Summary
+}
+
+type countingWriter struct {
+	w io.Writer
+	n int64
+}
+
+func (c *countingWriter) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	c.n += int64(n)
+	return n, err
+}
+
+func newTreeWriter(ctx context.Context, w io.Writer, opt WriteOptions) *treeWriter {
+	t := &treeWriter{ctx: ctx, opt: opt, out: &countingWriter{w: w}, buf: make([]byte, chunkSize), links: map[fileID]string{}}
+	t.bw = bufio.NewWriterSize(t.out, chunkSize)
+	t.tw = tar.NewWriter(t.bw)
+	return t
+}
+
+// finish writes the end of the archive, unless err cut it short.
+func (t *treeWriter) finish(err error) (Summary, error) {
+	for i := len(t.dirs) - 1; i >= 0 && err == nil; i-- {
+		err = t.header(t.dirs[i])
+	}
+	if err == nil {
+		if err = t.tw.Close(); err == nil {
+			err = t.bw.Flush()
+		}
+		err = t.writeError(err)
+	}
+	t.sum.Archive = t.out.n
+	return t.sum, err
+}
+
+// writeError wraps what the writer below returned. A cancelled context is what usually breaks it, and says more.
+func (t *treeWriter) writeError(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case t.ctx.Err() != nil:
+		return context.Cause(t.ctx)
+	default:
+		return fail(ErrWrite, "", "", err)
+	}
+}
+
+func (t *treeWriter) dir(src Source, dir string) error {
+	names, err := src.names()
+	if err != nil {
+		return fail(ErrSource, dir, "", err)
+	}
+	for _, base := range names {
+		if err := t.ctx.Err(); err != nil {
+			return context.Cause(t.ctx)
+		}
+		if err := t.entry(src, base, join(dir, base)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (t *treeWriter) entry(src Source, base, name string) error {
+	fi, err := src.lstat(base)
+	if err != nil {
+		return sourceError(name, err)
+	}
+	if t.opt.Exclude.Match(name, fi.IsDir()) {
+		return nil
+	}
+	if t.opt.Reserved != nil && t.opt.Reserved(name) {
+		t.sum.skip(name, ReasonReserved)
+		return nil
+	}
+	switch mode := fi.Mode(); {
+	case mode.IsRegular():
+		return t.file(src, base, name, fi)
+	case mode.IsDir():
+		return t.subdir(src, base, name, fi)
+	case mode&fs.ModeSymlink != 0:
+		return t.symlink(src, base, name, fi)
+	case mode&fs.ModeSocket != 0:
+		t.sum.skip(name, ReasonSocket)
+	case mode&fs.ModeNamedPipe != 0:
+		t.sum.skip(name, ReasonFIFO)
+	case mode&fs.ModeDevice != 0:
+		t.sum.skip(name, ReasonDevice)
+	default:
+		t.sum.skip(name, ReasonUnknown)
+	}
+	return nil
+}
+
+func (t *treeWriter) subdir(src Source, base, name string, fi fs.FileInfo) error {
+	h := newHeader(tar.TypeDir, name+"/", fi)
+	if t.opt.RepeatDirs && t.tw != nil {
+		t.dirs = append(t.dirs, h)
+		first := *h
+		first.Mode |= 0o700
+		h = &first
+	}
+	if err := t.header(h); err != nil {
+		return err
+	}
+	t.done(0)
+	sub, err := src.sub(base)
+	if err != nil {
+		return sourceError(name, err)
+	}
+	defer sub.Close()
+	if self, err := sub.lstat("."); err != nil || !same(fi, self) {
+		return fail(ErrChanged, name, "another entry took its place", nil)
+	}
+	return t.dir(sub, name)
+}
+
+func (t *treeWriter) symlink(src Source, base, name string, fi fs.FileInfo) error {
+	target, err := src.readlink(base)
+	if errors.Is(err, fs.ErrInvalid) || errors.Is(err, errors.ErrUnsupported) {
+		t.sum.skip(name, ReasonUnknown) // a file system that shows links and cannot read them
+		return nil
+	}
+	if err != nil {
+		return sourceError(name, err)
+	}
+	h := newHeader(tar.TypeSymlink, name, fi)
+	h.Mode = 0o777
+	h.Linkname = target
+	if windows {
+		h.Linkname = filepath.ToSlash(target)
+	}
+	if err := t.header(h); err != nil {
+		return err
+	}
+	t.done(0)
+	return nil
+}
+
+func (t *treeWriter) file(src Source, base, name string, fi fs.FileInfo) error {
+	if id, ok := linkID(fi); ok {
+		if first, ok := t.links[id]; ok {
+			h := newHeader(tar.TypeLink, name, fi)
+			h.Linkname = first
+			if err := t.header(h); err != nil {
+				return err
+			}
+			t.done(0)
+			return nil
+		}
+		t.links[id] = name
+	}
+	if t.tw == nil {
+		t.done(fi.Size())
+		return nil
+	}
+	f, err := src.open(base)
+	if err != nil {
+		return sourceError(name, err)
+	}
+	defer f.Close()
+	opened, err := f.Stat()
+	if err != nil {
+		return sourceError(name, err)
+	}
+	if !opened.Mode().IsRegular() || !same(fi, opened) {
+		return fail(ErrChanged, name, "another entry took its place", nil)
+	}
+	return t.content(f, opened, name)
+}
+
+// content writes one regular file. The header promises fi's size: exactly that many bytes must come, and the file must
+// look the same afterwards.
+func (t *treeWriter) content(f fs.File, fi fs.FileInfo, name string) error {
+	h := newHeader(tar.TypeReg, name, fi)
+	h.Size = fi.Size()
+	if t.opt.Mode != nil {
+		h.Mode = int64(t.opt.Mode.Perm())
+	}
+	if err := t.header(h); err != nil {
+		return err
+	}
+	for left := h.Size; left > 0; {
+		if t.ctx.Err() != nil {
+			return context.Cause(t.ctx)
+		}
+		n, err := io.ReadFull(f, t.buf[:min(left, int64(len(t.buf)))])
+		if _, werr := t.tw.Write(t.buf[:n]); werr != nil {
+			return t.writeError(werr)
+		}
+		left -= int64(n)
+		t.sum.Bytes += int64(n)
+		switch {
+		case err == io.EOF || err == io.ErrUnexpectedEOF:
+			return failf(ErrChanged, name, "it became %d bytes shorter", left)
+		case err != nil:
+			return sourceError(name, err)
+		}
+		if left > 0 {
+			t.progress()
+		}
+	}
+	after, err := f.Stat()
+	if err != nil {
+		return sourceError(name, err)
+	}
+	if after.Size() != fi.Size() || !after.ModTime().Equal(fi.ModTime()) {
+		return fail(ErrChanged, name, "it was written to", nil)
+	}
+	t.done(0)
+	return nil
+}
+
+// header writes one header; a nil writer only counts.
+func (t *treeWriter) header(h *tar.Header) error {
+	if t.tw == nil {
+		return nil
+	}
+	err := t.tw.WriteHeader(h)
+	if err != nil && (errors.Is(err, tar.ErrHeader) || errors.Is(err, tar.ErrFieldTooLong)) {
+		return fail(ErrSource, h.Name, "it cannot be described in a tar archive", nil)
+	}
+	return t.writeError(err)
+}
+
+// done counts one entry, with bytes that have not been counted yet.
+func (t *treeWriter) done(bytes int64) {
+	t.sum.Entries++
+	t.sum.Bytes += bytes
+	t.progress()
+}
+
+func (t *treeWriter) progress() {
+	if t.opt.Progress != nil {
+		t.opt.Progress(t.sum.Entries, t.sum.Bytes)
+	}
+}
+
+// newHeader describes an entry, without its owner.
+func newHeader(kind byte, name string, fi fs.FileInfo) *tar.Header {
+	perm := fi.Mode().Perm()
+	if windows {
+		perm &^= 0o022 // Windows reports write permission for all
+	}
+	return &tar.Header{Typeflag: kind, Name: name, Mode: int64(perm), ModTime: wholeSecond(fi.ModTime()), Format: tar.FormatGNU}
+}
+
+// wholeSecond rounds down: the GNU format has no fractions, and a time rounded up could lie in the future.
+func wholeSecond(at time.Time) time.Time {
+	if at.IsZero() { // what an fs.FS without times reports; tar's own zero is the start of 1970
+		return time.Unix(0, 0)
+	}
+	return time.Unix(at.Unix(), 0)
+}
+
+// same reports whether both describe one file. Descriptions that have no identity, such as those of an fs.FS in memory,
+// are taken to be the same.
+func same(a, b fs.FileInfo) bool {
+	if !os.SameFile(a, a) {
+		return true
+	}
+	return os.SameFile(a, b)
+}
+
+func sourceError(name string, err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return fail(ErrChanged, name, "it vanished", nil)
+	}
+	return fail(ErrSource, name, "", err)
+}
