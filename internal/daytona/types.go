@@ -68,7 +68,8 @@ type Sandbox struct {
 	State          State
 	DesiredState   State
 	ErrorReason    string // provider text: for classification, never for people or logs
-	Recoverable    bool
+	Recoverable    bool   // the provider can recover it from an error
+	NotRecoverable bool   // the provider said that it cannot; both false: it said nothing
 	Labels         map[string]string
 	Target         string
 	Snapshot       string

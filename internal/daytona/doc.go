@@ -1,0 +1,49 @@
+// Package daytona is the only package that talks to Daytona: to the control plane (sandboxes) and, through its toolbox
+// proxy, to the daemon inside each sandbox. It speaks for one credential and knows nothing of leases: one method is one
+// request, nothing is retried, nothing waits for a state, and every call is bounded by its context alone.
+//
+// Every request goes through one transport, which counts bytes, keeps the status, Retry-After and shape of an error
+// reply, and proves whether a request was dispatched. All methods return errors as [*Error], whose text never contains a
+// provider's words. [Config.Observe] sees every call. No environment variable has an influence here, except the usual
+// HTTPS_PROXY, HTTP_PROXY and NO_PROXY when [Config.Transport] is nil.
+//
+// Which client carries a call, and why:
+//
+//	call                       | carried by       | why
+//	---------------------------+------------------+------------------------------------------------------------------
+//	Create, Get, List          | generated client | the SDK hides labels, error reason and expiry, polls inside Create,
+//	                           |                  | loses the id when that fails, and cannot take an http.Client. The
+//	                           |                  | reply is decoded here: the model demands 14 fields, and replaces
+//	                           |                  | unknown states by a number
+//	Start, Stop, Archive,      | generated client | the SDK's versions wait, poll every 100 ms, and give up on one lost
+//	Recover, Delete            |                  | poll; it has no Recover
+//	SetAutoDelete, SetLabels,  | generated client | the SDK loses the server's message, reads again after SetLabels, and
+//	PreviewURL, Touch          |                  | has no Touch
+//	WorkDir, HomeDir, Version  | generated client | the SDK reaches them only through its own Sandbox
+//	CreateSession,             | SDK              | right as they are
+//	DeleteSession,             |                  |
+//	StartCommand, Command      |                  |
+//	SessionCommands            | generated client | the SDK turns the commands into untyped maps
+//	MakeDir, Move, Remove,     | SDK              | right as they are
+//	Chmod                      |                  |
+//	Stat                       | plain HTTP       | the model keeps the size in 32 bits: every file of 2 GiB fails; the
+//	                           |                  | SDK parses the wrong time field
+//	Execute                    | plain HTTP       | the SDK cuts the timeout to whole seconds and reports a missing exit
+//	                           |                  | code as 0; the model decodes each reply three times
+//	Logs                       | plain HTTP       | with the SDK's version header the daemon answers JSON, which damages
+//	                           |                  | invalid UTF-8 and multiplies the memory; both clients read it whole
+//	Upload                     | plain HTTP       | both clients hold files in memory and refuse empty ones; the
+//	                           |                  | generated bulk call has no file parameter
+//	Download, ReadFile         | plain HTTP       | both clients read files whole through temporary files which they
+//	                           |                  | leave behind; neither knows Range; the multipart reply of the bulk
+//	                           |                  | call is declared as a JSON map
+//	CreatePTY, ResizePTY,      | generated client | the SDK connects in the same call, and reports every successful
+//	DeletePTY                  |                  | deletion as an error
+//	Follow                     | websocket        | the SDK's reader ignores the context, withholds the last two bytes,
+//	                           |                  | drops bytes before the first marker and does not escape ids
+//	ConnectPTY                 | websocket        | the SDK loses non-zero exit codes, panics on concurrent input, and
+//	                           |                  | takes an empty close reason for exit code 0
+//
+// Versions: sdk-go and api-client-go v0.170.0; toolbox-api-client-go v0.190.0, whose models accept fields they do not
+// know. The protocol facts in this package were measured against daemon and API v0.190.0.
+package daytona

@@ -1,0 +1,150 @@
+package daytona
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/url"
+
+	sdk "github.com/daytonaio/daytona/libs/sdk-go/pkg/daytona"
+	sdktypes "github.com/daytonaio/daytona/libs/sdk-go/pkg/types"
+	toolbox "github.com/daytonaio/daytona/libs/toolbox-api-client-go"
+)
+
+// Toolbox speaks to the daemon inside one sandbox, through the proxy that the sandbox's record names. It is safe for
+// concurrent use and holds no connection of its own. Unless its context is [Quiet], every call counts as activity, for
+// as long as its request or socket is open.
+type Toolbox struct {
+	c     *Client
+	base  *url.URL // of this sandbox; nil if the record names no usable proxy
+	api   *toolbox.APIClient
+	tasks *sdk.ProcessService
+	files *sdk.FileSystemService
+}
+
+// Toolbox binds to the sandbox without I/O. If its record names no usable proxy (none, or one in clear text while the
+// API is reached through TLS), every call fails with ReasonInput.
+func (c *Client) Toolbox(sb *Sandbox) *Toolbox {
+	t := &Toolbox{c: c}
+	base, ok := baseURL(sb.ToolboxURL)
+	if !ok || !segment(sb.ID) || c.base.Scheme == "https" && base.Scheme != "https" {
+		return t
+	}
+	t.base = base.JoinPath(url.PathEscape(sb.ID))
+
+	cfg := toolbox.NewConfiguration()
+	cfg.Servers = toolbox.ServerConfigurations{{URL: t.base.String()}}
+	cfg.HTTPClient = c.http
+	t.api = toolbox.NewAPIClient(cfg)
+	t.tasks = sdk.NewProcessService(t.api, nil, sdktypes.CodeLanguagePython)
+	t.files = sdk.NewFileSystemService(t.api, nil)
+	return t
+}
+
+// WorkDir returns the daemon's working directory: where commands start, and what relative paths of file calls mean.
+func (t *Toolbox) WorkDir(ctx context.Context) (string, error) {
+	return t.dir(ctx, OpWorkDir, func(ctx context.Context) (*http.Response, error) {
+		_, resp, err := t.api.InfoAPI.GetWorkDir(ctx).Execute()
+		return resp, err
+	})
+}
+
+// HomeDir returns the home directory of the sandbox's user.
+func (t *Toolbox) HomeDir(ctx context.Context) (string, error) {
+	return t.dir(ctx, OpHomeDir, func(ctx context.Context) (*http.Response, error) {
+		_, resp, err := t.api.InfoAPI.GetUserHomeDir(ctx).Execute()
+		return resp, err
+	})
+}
+
+// Version returns the version of the daemon, such as v0.190.0.
+func (t *Toolbox) Version(ctx context.Context) (string, error) {
+	var reply struct {
+		Version string `json:"version"`
+	}
+	err := t.do(ctx, OpVersion, func(ctx context.Context) error {
+		_, resp, err := t.api.InfoAPI.GetVersion(ctx).Execute()
+		return decode(resp, err, &reply)
+	})
+	if err != nil {
+		return "", err
+	}
+	return reply.Version, nil
+}
+
+func (t *Toolbox) dir(ctx context.Context, op string, f func(context.Context) (*http.Response, error)) (string, error) {
+	var reply struct {
+		Dir string `json:"dir"`
+	}
+	err := t.do(ctx, op, func(ctx context.Context) error {
+		resp, err := f(ctx)
+		if err := decode(resp, err, &reply); err != nil {
+			return err
+		}
+		if reply.Dir == "" {
+			return errReply
+		}
+		return nil
+	})
+	if err != nil {
+		return "", err
+	}
+	return reply.Dir, nil
+}
+
+// do makes one call whose path holds the given segments, each of which must be one.
+func (t *Toolbox) do(ctx context.Context, op string, f func(context.Context) error, segments ...string) error {
+	if !t.ready(segments) {
+		return badInput(op)
+	}
+	return t.c.do(ctx, op, f)
+}
+
+func (t *Toolbox) ready(segments []string) bool {
+	for _, s := range segments {
+		if !segment(s) {
+			return false
+		}
+	}
+	return t.base != nil
+}
+
+// url builds the address of a call. The elements are escaped, so that an id cannot leave its place.
+func (t *Toolbox) url(query url.Values, elements ...string) string {
+	for i, e := range elements {
+		elements[i] = url.PathEscape(e)
+	}
+	u := t.base.JoinPath(elements...)
+	u.RawQuery = query.Encode()
+	return u.String()
+}
+
+// send sends a plain request. On an error status, or without an answer, it returns an error for call.outcome to replace.
+func (t *Toolbox) send(ctx context.Context, method, address string, header http.Header, body io.Reader) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, address, body)
+	if err != nil {
+		return nil, err
+	}
+	for key, values := range header {
+		req.Header[key] = values
+	}
+	resp, err := t.c.http.Do(req)
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode >= 300 {
+		return resp, errReply
+	}
+	return resp, nil
+}
+
+// readJSON reads the answer of send.
+func readJSON(resp *http.Response, into any) error {
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(body, into)
+}

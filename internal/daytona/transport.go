@@ -1,0 +1,145 @@
+package daytona
+
+import (
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"time"
+
+	sdk "github.com/daytonaio/daytona/libs/sdk-go/pkg/daytona"
+)
+
+// transport is the one way out. It adds the credential, keeps the record of the call, and takes error bodies off the
+// answer: the clients above would read them whole.
+type transport struct {
+	base   http.RoundTripper
+	apiKey string
+}
+
+// newTransport is the base of a client that was given none: pooled connections that end before the 70 s after which the
+// daemon and the proxy close idle ones, so that a request rarely meets a closing connection.
+func newTransport() *http.Transport {
+	return &http.Transport{
+		Proxy:                 http.ProxyFromEnvironment,
+		DialContext:           (&net.Dialer{Timeout: 30 * time.Second, KeepAlive: 15 * time.Second}).DialContext,
+		ForceAttemptHTTP2:     true,
+		MaxIdleConns:          256,
+		MaxIdleConnsPerHost:   64,
+		IdleConnTimeout:       50 * time.Second,
+		TLSHandshakeTimeout:   15 * time.Second,
+		ExpectContinueTimeout: time.Second,
+		DisableCompression:    true,
+		WriteBufferSize:       64 << 10,
+		ReadBufferSize:        64 << 10,
+	}
+}
+
+var errNoCall = errors.New("daytona: request outside a call")
+
+// RoundTrip sends one request of the call in its context.
+func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	ctx := req.Context()
+	k, _ := ctx.Value(callKey{}).(*call)
+	if k == nil {
+		closeBody(req)
+		return nil, errNoCall
+	}
+	k.mu.Lock()
+	k.method, k.status, k.sendErr, k.header, k.reply = req.Method, 0, nil, nil, reply{}
+	if err := ctx.Err(); err != nil {
+		k.sendErr = err
+		k.mu.Unlock()
+		closeBody(req)
+		return nil, err
+	}
+	k.entered = true
+	k.mu.Unlock()
+
+	out := req.Clone(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		GetConn: func(string) { k.asked.Store(true) },
+		GotConn: func(httptrace.GotConnInfo) { k.connected.Store(true) },
+	}))
+	t.header(out.Header, k)
+	if out.Body != nil && out.Body != http.NoBody {
+		out.Body = &sentBody{out.Body, k}
+		if get := req.GetBody; get != nil {
+			out.GetBody = func() (io.ReadCloser, error) {
+				body, err := get()
+				if err != nil {
+					return nil, err
+				}
+				return &sentBody{body, k}, nil
+			}
+		}
+	}
+
+	resp, err := t.base.RoundTrip(out)
+	if err != nil {
+		k.mu.Lock()
+		k.sendErr = err
+		k.mu.Unlock()
+		return nil, err
+	}
+	t.record(k, resp)
+	return resp, nil
+}
+
+func (t *transport) header(h http.Header, k *call) {
+	h.Set("Authorization", "Bearer "+t.apiKey)
+	h.Set("User-Agent", "leasehold")
+	h.Set("X-Daytona-Source", "sdk-go")
+	// A transparently decompressed answer has neither a length nor ranges.
+	h.Set("Accept-Encoding", "identity")
+	if !k.bare {
+		// The daemon chooses formats by it: without it, sessions would start in another directory, as for old clients.
+		h.Set("X-Daytona-SDK-Version", sdk.Version)
+	}
+	if k.quiet {
+		h.Set("X-Daytona-Skip-Last-Activity-Update", "true")
+	}
+}
+
+// maxErrorBody is how much of an error body is read. API messages can quote a runner's; what is kept of them is less.
+const maxErrorBody = 64 << 10
+
+// record keeps what the answer says. Reading an error body is bounded by the context of the call.
+func (t *transport) record(k *call, resp *http.Response) {
+	if resp.StatusCode < 300 {
+		if rw, ok := resp.Body.(io.ReadWriteCloser); ok && resp.StatusCode == http.StatusSwitchingProtocols {
+			resp.Body = &socketBody{rw, k}
+		} else {
+			resp.Body = &replyBody{resp.Body, k}
+		}
+		k.mu.Lock()
+		k.status = resp.StatusCode
+		k.mu.Unlock()
+		return
+	}
+	// A body that breaks off still leaves its status.
+	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
+	resp.Body.Close()
+	resp.Body, resp.ContentLength = http.NoBody, 0
+	k.received.Add(int64(len(body)))
+	parsed, retry := parseReply(k.op, resp.StatusCode, body), retryAfter(resp.Header, time.Now())
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.status, k.header, k.reply, k.retry = resp.StatusCode, resp.Header, parsed, retry
+}
+
+func closeBody(req *http.Request) {
+	if req.Body != nil {
+		req.Body.Close()
+	}
+}
+
+// sameOrigin permits redirects that stay where they are and keep their method: daemon v0.170 sends DELETE /files to the
+// path with a slash. Any other redirect is an answer of its status, so that no credential and no command travels on.
+func sameOrigin(req *http.Request, via []*http.Request) error {
+	first := via[0]
+	if len(via) > 3 || req.Method != first.Method || req.URL.Scheme != first.URL.Scheme || req.URL.Host != first.URL.Host {
+		return http.ErrUseLastResponse
+	}
+	return nil
+}
