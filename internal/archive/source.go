@@ -90,13 +90,17 @@ func (s fsSource) names() ([]string, error) {
 	return names, err
 }
 
-func (s fsSource) lstat(name string) (fs.FileInfo, error) { return fs.Lstat(s.fsys, path.Join(s.dir, name)) }
+func (s fsSource) lstat(name string) (fs.FileInfo, error) {
+	return fs.Lstat(s.fsys, path.Join(s.dir, name))
+}
 func (s fsSource) readlink(name string) (string, error) {
 	return fs.ReadLink(s.fsys, path.Join(s.dir, name))
 }
 func (s fsSource) open(name string) (fs.File, error) { return s.fsys.Open(path.Join(s.dir, name)) }
-func (s fsSource) sub(name string) (Source, error)   { return fsSource{s.fsys, path.Join(s.dir, name)}, nil }
-func (s fsSource) Close() error                      { return nil }
+func (s fsSource) sub(name string) (Source, error) {
+	return fsSource{s.fsys, path.Join(s.dir, name)}, nil
+}
+func (s fsSource) Close() error { return nil }
 
 // join joins two paths of a tree, of which the first may be the root "".
 func join(dir, name string) string {

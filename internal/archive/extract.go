@@ -1,0 +1,523 @@
+package archive
+
+import (
+	"archive/tar"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+)
+
+// ExtractOptions are the options of [Extract] and [ExtractFile].
+type ExtractOptions struct {
+	// Exclude leaves members out, without listing them.
+	Exclude *Matcher
+	// Reserved reports names that are left out and listed as [ReasonReserved]; nil for none.
+	Reserved func(name string) bool
+	// Links says what happens to links whose target lies, or may lie, outside the tree. The zero value refuses the archive.
+	Links LinkPolicy
+	// MaxEntries bounds the number of members; 0 is 1,000,000.
+	MaxEntries int64
+	// MaxBytes bounds the content of all files together; 0 is 64 GiB.
+	MaxBytes int64
+	// MaxName bounds a member's whole name in bytes; 0 is 4096.
+	MaxName int
+	// MaxDepth bounds the depth of the tree; 0 is 200. Each level holds one file descriptor while it is worked on.
+	MaxDepth int
+	// Reserve is the free space that the host's disk keeps, in bytes; 0 is 1 GiB, negative is none.
+	// Where the system cannot tell the free space, it is not checked.
+	Reserve int64
+	// Size is the exact length of the archive in bytes; 0 when it is not known.
+	Size int64
+	// Mode is the mode of the directory of [Extract], or of the file of [ExtractFile]. Zero is, for a directory, the mode
+	// that it had before, else 0755; for a file the archive's mode.
+	Mode fs.FileMode
+	// Progress is called after each entry and after each chunk of a file, with the totals so far; nil for none.
+	Progress func(entries, bytes int64)
+}
+
+// LinkPolicy says what to do with unsafe links.
+type LinkPolicy int
+
+// The policies.
+const (
+	LinksReject LinkPolicy = iota // the whole archive is refused
+	LinksOmit                     // they are left out and listed
+)
+
+func (o ExtractOptions) withDefaults() ExtractOptions {
+	if o.MaxEntries == 0 {
+		o.MaxEntries = 1_000_000
+	}
+	if o.MaxBytes == 0 {
+		o.MaxBytes = 64 << 30
+	}
+	if o.MaxName == 0 {
+		o.MaxName = 4096
+	}
+	if o.MaxDepth == 0 {
+		o.MaxDepth = 200
+	}
+	if o.Reserve == 0 {
+		o.Reserve = 1 << 30
+	}
+	return o
+}
+
+// Extract makes dir a directory whose content is exactly that of the archive.
+//
+// The archive is extracted into a private directory of unguessable name beside dir. When the archive has proved
+// to be whole, the directory takes dir's place: at once where the system can exchange two names (Linux), else by two
+// renames of which the first is undone if the second fails. What dir held before is then removed. On any failure, dir
+// and its content are as they were, and the private directory is gone. Parents of dir are made as needed and stay.
+// Something at dir that is not a directory, a link to a directory included, is refused with [ErrType]: replacing it
+// is not what the caller can have meant.
+//
+// Members may come in any order; a missing parent gets mode 0755. A later file or link replaces an earlier one of the
+// same name, as in tar; a directory is never replaced by something else, nor something else by a directory. Modes are
+// applied without the set-id and sticky bits, whatever the umask; owners are not applied. Devices, FIFOs and members
+// of unknown type are listed, not made. Names that the host's file system cannot tell apart are refused.
+func Extract(ctx context.Context, r io.Reader, dir string, opt ExtractOptions) (Summary, error) {
+	opt = opt.withDefaults()
+	var sum Summary
+	st, err := newStage(dir, true)
+	if err != nil {
+		return sum, err
+	}
+	defer st.close()
+	root, err := st.makeDir()
+	if err != nil {
+		return sum, err
+	}
+	x := &extractor{m: newMembers(ctx, r, opt, &sum), ctx: ctx, opt: opt, sum: &sum, root: root,
+		space: &space{root: root, reserve: opt.Reserve}, buf: make([]byte, chunkSize)}
+	x.stack = []level{{root: root}}
+	err = x.run()
+	x.closeLevels()
+	root.Close()
+	if err != nil {
+		return sum, err
+	}
+	sum.Leftover, err = st.publishDir(opt.Mode)
+	return sum, err
+}
+
+// extractor applies members below root. It keeps the chain of directories that leads to the last member open. Leaving a
+// directory applies its mode and time: so a read-only directory can be filled, and memory does not grow with the tree.
+type extractor struct {
+	m     *members
+	ctx   context.Context
+	opt   ExtractOptions
+	sum   *Summary
+	root  *os.Root
+	stack []level // from the root of the tree, which is never finished, down
+	space *space
+	buf   []byte
+	bytes int64 // promised by headers so far
+}
+
+type level struct {
+	root *os.Root
+	name string // whole path in the tree
+	mode fs.FileMode
+	time time.Time
+}
+
+func (x *extractor) run() error {
+	for {
+		h, name, err := x.m.next()
+		if err == io.EOF {
+			return x.leave(1)
+		}
+		if err != nil {
+			return err
+		}
+		made, err := x.member(h, name)
+		if err != nil {
+			return err
+		}
+		if made {
+			x.sum.Entries++
+		}
+		x.progress()
+	}
+}
+
+func (x *extractor) progress() {
+	if x.opt.Progress != nil {
+		x.opt.Progress(x.sum.Entries, x.sum.Bytes)
+	}
+}
+
+// member applies one member, and reports whether it is an entry of the result that was not there before.
+func (x *extractor) member(h *tar.Header, name string) (bool, error) {
+	isDir := h.Typeflag == tar.TypeDir
+	if name == "" {
+		if !isDir {
+			return false, fail(ErrUnsafe, h.Name, "it would replace the destination itself", nil)
+		}
+		return false, nil // the root's mode is the caller's
+	}
+	if x.opt.Exclude.MatchBelow(name, isDir) {
+		return false, nil
+	}
+	if x.opt.Reserved != nil && x.opt.Reserved(name) {
+		x.sum.skip(name, ReasonReserved)
+		return false, nil
+	}
+	dir, base := split(name)
+	switch h.Typeflag {
+	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
+		if err := x.enter(dir); err != nil {
+			return false, err
+		}
+		return x.file(h, base, name)
+	case tar.TypeDir:
+		if err := x.enter(dir); err != nil {
+			return false, err
+		}
+		return x.directory(h, base, name)
+	case tar.TypeSymlink:
+		if !checkTarget(dir, h.Linkname) {
+			return false, x.unsafeLink(name, "a link out of the tree")
+		}
+		if err := x.enter(dir); err != nil {
+			return false, err
+		}
+		return x.place(base, name, func() error { return x.top().Symlink(h.Linkname, base) })
+	case tar.TypeLink:
+		return x.hardLink(h, dir, base, name)
+	case tar.TypeFifo:
+		x.sum.skip(name, ReasonFIFO)
+	case tar.TypeChar, tar.TypeBlock:
+		x.sum.skip(name, ReasonDevice)
+	default:
+		x.sum.skip(name, ReasonUnknown)
+	}
+	return false, nil
+}
+
+func (x *extractor) unsafeLink(name, detail string) error {
+	if x.opt.Links == LinksOmit {
+		x.sum.skip(name, ReasonLink)
+		return nil
+	}
+	return fail(ErrUnsafe, name, detail, nil)
+}
+
+func (x *extractor) top() *os.Root { return x.stack[len(x.stack)-1].root }
+
+// enter makes dir the innermost open directory. Each component must be a real directory: a member is never written
+// through a link, not even through one that stays inside the tree.
+func (x *extractor) enter(dir string) error {
+	keep := 1
+	for keep < len(x.stack) && within(dir, x.stack[keep].name) {
+		keep++
+	}
+	if err := x.leave(keep); err != nil {
+		return err
+	}
+	for {
+		at := x.stack[len(x.stack)-1].name
+		if at == dir {
+			return nil
+		}
+		rest := dir
+		if at != "" {
+			rest = dir[len(at)+1:]
+		}
+		base, _, _ := strings.Cut(rest, "/")
+		if err := x.descend(base, join(at, base)); err != nil {
+			return err
+		}
+	}
+}
+
+// within reports whether name is dir or lies below it.
+func within(name, dir string) bool {
+	return name == dir || len(name) > len(dir) && name[len(dir)] == '/' && name[:len(dir)] == dir
+}
+
+// descend opens a directory of the innermost one, and makes it if the archive has not named it.
+func (x *extractor) descend(base, name string) error {
+	top := x.top()
+	fi, err := top.Lstat(base)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if err := x.mkdir(base, name); err != nil {
+			return err
+		}
+		return x.push(base, name, 0o755, time.Time{})
+	case err != nil:
+		return fail(ErrDest, name, "", err)
+	case !fi.IsDir():
+		return fail(ErrUnsafe, name, "a member would be written through something that is not a directory", nil)
+	}
+	mode := fi.Mode().Perm()
+	if mode&0o700 != 0o700 { // left before, and entered again
+		if err := top.Chmod(base, mode|0o700); err != nil {
+			return fail(ErrDest, name, "", err)
+		}
+	}
+	return x.push(base, name, mode, fi.ModTime())
+}
+
+func (x *extractor) mkdir(base, name string) error {
+	if err := x.space.take(4096); err != nil {
+		return err
+	}
+	if err := x.top().Mkdir(base, 0o700); err != nil {
+		return fail(ErrDest, name, "", err)
+	}
+	return nil
+}
+
+func (x *extractor) push(base, name string, mode fs.FileMode, at time.Time) error {
+	sub, err := x.top().OpenRoot(base)
+	if err != nil {
+		return fail(ErrDest, name, "", err)
+	}
+	x.stack = append(x.stack, level{sub, name, mode, at})
+	return nil
+}
+
+// leave closes the directories above depth keep, and gives them the mode and time that the archive says.
+func (x *extractor) leave(keep int) error {
+	for len(x.stack) > keep {
+		l := x.stack[len(x.stack)-1]
+		x.stack = x.stack[:len(x.stack)-1]
+		l.root.Close()
+		_, base := split(l.name)
+		if err := x.finish(base, l); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// finish sets the mode and time of a directory of the innermost one.
+func (x *extractor) finish(base string, l level) error {
+	if sensibleTime(l.time) {
+		if err := x.top().Chtimes(base, l.time, l.time); err != nil {
+			return fail(ErrDest, l.name, "", err)
+		}
+	}
+	if err := x.top().Chmod(base, l.mode); err != nil {
+		return fail(ErrDest, l.name, "", err)
+	}
+	return nil
+}
+
+// closeLevels closes what an error left open.
+func (x *extractor) closeLevels() {
+	for _, l := range x.stack[1:] {
+		l.root.Close()
+	}
+}
+
+func (x *extractor) directory(h *tar.Header, base, name string) (bool, error) {
+	l := level{name: name, mode: fs.FileMode(h.Mode) & fs.ModePerm, time: h.ModTime}
+	fi, err := x.top().Lstat(base)
+	switch {
+	case err == nil && !fi.IsDir():
+		return false, fail(ErrUnsafe, name, "a directory of the name of an earlier member", nil)
+	case err == nil:
+		if err := x.exact(base, name); err != nil {
+			return false, err
+		}
+		return false, x.finish(base, l)
+	case !errors.Is(err, fs.ErrNotExist):
+		return false, fail(ErrDest, name, "", err)
+	}
+	if err := x.mkdir(base, name); err != nil {
+		return false, err
+	}
+	return true, x.push(base, name, l.mode, l.time)
+}
+
+// place makes an entry that is not a directory. If one of that name is there it is removed first, so that the new one
+// neither writes through a link nor into the other names of a hard-linked file.
+func (x *extractor) place(base, name string, create func() error) (bool, error) {
+	if err := x.space.take(512); err != nil {
+		return false, err
+	}
+	err := create()
+	if err == nil {
+		return true, nil
+	}
+	if !errors.Is(err, fs.ErrExist) {
+		return false, fail(ErrDest, name, "", err)
+	}
+	fi, err := x.top().Lstat(base)
+	if err != nil {
+		return false, fail(ErrDest, name, "", err)
+	}
+	if fi.IsDir() {
+		return false, fail(ErrUnsafe, name, "it would replace a directory of the archive", nil)
+	}
+	if err := x.exact(base, name); err != nil {
+		return false, err
+	}
+	if err := x.top().Remove(base); err != nil {
+		return false, fail(ErrDest, name, "", err)
+	}
+	if err := create(); err != nil {
+		return false, fail(ErrDest, name, "", err)
+	}
+	return false, nil
+}
+
+// exact makes sure that what exists under a name has exactly that name. On a file system that folds case or Unicode
+// forms, two members could otherwise become one without anybody noticing.
+func (x *extractor) exact(base, name string) error {
+	d, err := x.top().Open(".")
+	if err != nil {
+		return fail(ErrDest, name, "", err)
+	}
+	defer d.Close()
+	for {
+		names, err := d.Readdirnames(1024)
+		for _, n := range names {
+			if n == base {
+				return nil
+			}
+		}
+		if err == io.EOF {
+			return fail(ErrUnsafe, name, "the host cannot tell its name from another member's", nil)
+		}
+		if err != nil {
+			return fail(ErrDest, name, "", err)
+		}
+	}
+}
+
+func (x *extractor) file(h *tar.Header, base, name string) (bool, error) {
+	if h.Size < 0 || h.Size > x.opt.MaxBytes-x.bytes {
+		return false, failf(ErrLimit, name, "more than %d bytes of content", x.opt.MaxBytes)
+	}
+	x.bytes += h.Size
+	var f *os.File
+	made, err := x.place(base, name, func() (err error) {
+		f, err = x.top().OpenFile(base, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		return err
+	})
+	if err != nil {
+		return false, err
+	}
+	err = copyContent(x.m, f, name, h.Size, x.space, x.buf, x.progress)
+	if err == nil {
+		err = destError(name, f.Chmod(fs.FileMode(h.Mode)&fs.ModePerm))
+	}
+	if cerr := f.Close(); err == nil {
+		err = destError(name, cerr)
+	}
+	if err == nil && sensibleTime(h.ModTime) {
+		err = destError(name, x.top().Chtimes(base, h.ModTime, h.ModTime))
+	}
+	return made, err
+}
+
+func destError(name string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fail(ErrDest, name, "", err)
+}
+
+// copyContent copies the content of the current member.
+func copyContent(m *members, f *os.File, name string, size int64, sp *space, buf []byte, progress func()) error {
+	for left := size; left > 0; {
+		chunk := buf[:min(left, int64(len(buf)))]
+		if _, err := io.ReadFull(m.tr, chunk); err != nil {
+			return m.readError(err, name)
+		}
+		if err := sp.take(int64(len(chunk))); err != nil {
+			return err
+		}
+		if _, err := f.Write(chunk); err != nil {
+			return fail(ErrDest, name, "", err)
+		}
+		left -= int64(len(chunk))
+		m.sum.Bytes += int64(len(chunk))
+		if left > 0 {
+			progress()
+		}
+	}
+	return nil
+}
+
+// hardLink gives an extracted file another name. A hard link's target is a name of the archive, judged from its root.
+func (x *extractor) hardLink(h *tar.Header, dir, base, name string) (bool, error) {
+	target, err := x.m.name(h.Linkname)
+	if err != nil {
+		var e *Error
+		if errors.As(err, &e) && e.Kind == ErrUnsafe {
+			return false, x.unsafeLink(name, "a hard link out of the tree")
+		}
+		return false, err
+	}
+	if target == name {
+		return false, x.unsafeLink(name, "a hard link to itself")
+	}
+	if !x.isRegular(target) {
+		return false, x.unsafeLink(name, "a hard link to something that is not a file extracted before it")
+	}
+	if err := x.enter(dir); err != nil {
+		return false, err
+	}
+	return x.place(base, name, func() error {
+		err := x.root.Link(target, name)
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			err = x.copyFile(target, base, err)
+		}
+		return err
+	})
+}
+
+// copyFile stands in for a hard link on a file system that has none. It returns refused, the reason why there is no
+// link, when the copy fails too.
+func (x *extractor) copyFile(target, base string, refused error) error {
+	from, err := x.root.Open(target)
+	if err != nil {
+		return refused
+	}
+	defer from.Close()
+	fi, err := from.Stat()
+	if err != nil || x.space.take(fi.Size()) != nil {
+		return refused
+	}
+	to, err := x.top().OpenFile(base, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(to, from)
+	if err == nil {
+		err = to.Chmod(fi.Mode().Perm())
+	}
+	if cerr := to.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = x.top().Chtimes(base, fi.ModTime(), fi.ModTime())
+	}
+	if err != nil {
+		return refused
+	}
+	return nil
+}
+
+// isRegular reports whether the path, without passing any link, is a regular file.
+func (x *extractor) isRegular(name string) bool {
+	for i := 0; i < len(name); i++ {
+		if name[i] == '/' {
+			if fi, err := x.root.Lstat(name[:i]); err != nil || !fi.IsDir() {
+				return false
+			}
+		}
+	}
+	fi, err := x.root.Lstat(name)
+	return err == nil && fi.Mode().IsRegular()
+}

@@ -1,0 +1,235 @@
+package archive
+
+import (
+	"archive/tar"
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// members reads the headers of an untrusted archive, and proves its end.
+type members struct {
+	ctx   context.Context
+	src   *source
+	tr    *tar.Reader
+	opt   ExtractOptions
+	sum   *Summary
+	pos   int64 // position in the stream before the last call of next
+	count int64 // members seen
+}
+
+// source counts the bytes that the tar reader consumes, and how many of the last ones were zero. It hides Seek: a tar
+// reader that could seek would skip content without proving that it exists.
+type source struct {
+	ctx   context.Context
+	r     *bufio.Reader
+	n     int64
+	zeros int   // at the end of what was consumed, counted up to endSize
+	err   error // of the reader below, other than io.EOF
+}
+
+// endSize is the size of the two zero blocks that end an archive.
+const endSize = 1024
+
+func (s *source) Read(p []byte) (int, error) {
+	if s.ctx.Err() != nil {
+		s.err = context.Cause(s.ctx)
+		return 0, s.err
+	}
+	n, err := s.r.Read(p)
+	s.n += int64(n)
+	zeros := 0
+	for zeros < n && zeros < endSize && p[n-1-zeros] == 0 {
+		zeros++
+	}
+	if zeros == n {
+		zeros = min(endSize, zeros+s.zeros)
+	}
+	s.zeros = zeros
+	if err != nil && err != io.EOF {
+		s.err = err
+	}
+	return n, err
+}
+
+func newMembers(ctx context.Context, r io.Reader, opt ExtractOptions, sum *Summary) *members {
+	src := &source{ctx: ctx, r: bufio.NewReaderSize(r, chunkSize)}
+	return &members{ctx: ctx, src: src, tr: tar.NewReader(src), opt: opt, sum: sum}
+}
+
+// next returns the next member with its checked name, "" for the root of the tree; io.EOF after a proved end.
+func (m *members) next() (*tar.Header, string, error) {
+	for {
+		m.pos = m.src.n
+		h, err := m.tr.Next()
+		if err == io.EOF {
+			return nil, "", m.end()
+		}
+		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names are judged below, under rules of our own
+			return nil, "", m.readError(err, "")
+		}
+		if m.count++; m.count > m.opt.MaxEntries {
+			return nil, "", failf(ErrLimit, "", "more than %d members", m.opt.MaxEntries)
+		}
+		if h.Typeflag == tar.TypeXGlobalHeader { // as written by "git archive"; tar.Reader applies nothing of it
+			continue
+		}
+		name, err := m.name(h.Name)
+		return h, name, err
+	}
+}
+
+// end is called when the tar reader saw an end. It also says so when the stream merely stopped between two members, as
+// a cut archive does, so the two zero blocks must have been consumed by this very call. Zeros may follow, which is how
+// tar fills its last record; anything else is refused, because nobody would ever have looked at it.
+func (m *members) end() error {
+	if m.src.err != nil {
+		return m.readError(m.src.err, "")
+	}
+	if m.src.n-m.pos < endSize || m.src.zeros < endSize {
+		return fail(ErrCorrupt, "", "the stream ended before the end of the archive", nil)
+	}
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := m.src.Read(buf)
+		for _, b := range buf[:n] {
+			if b != 0 {
+				return fail(ErrCorrupt, "", "data follows the end of the archive", nil)
+			}
+		}
+		if m.opt.Size > 0 && m.src.n > m.opt.Size {
+			break
+		}
+		if m.src.n-m.pos > maxPadding {
+			return fail(ErrCorrupt, "", "the padding after the end of the archive has no end", nil)
+		}
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			return m.readError(err, "")
+		}
+	}
+	m.sum.Archive = m.src.n
+	if m.opt.Size > 0 && m.src.n != m.opt.Size {
+		return failf(ErrCorrupt, "", "it has %d bytes instead of %d", m.src.n, m.opt.Size)
+	}
+	return io.EOF
+}
+
+// maxPadding bounds the zeros after the end: tar's record size is 10 KiB, and 256 KiB or more with option -b.
+const maxPadding = 4 << 20
+
+// readError tells a broken stream from a damaged archive.
+func (m *members) readError(err error, name string) error {
+	if m.ctx.Err() != nil {
+		return context.Cause(m.ctx)
+	}
+	if m.src.err != nil {
+		return fail(ErrRead, name, "", m.src.err)
+	}
+	if errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, io.EOF) {
+		return fail(ErrCorrupt, name, "the stream ended before the end of the archive", nil)
+	}
+	return fail(ErrCorrupt, name, "its headers cannot be understood", nil)
+}
+
+// name checks a member's name and brings it into the form "a/b"; the root of the tree is "".
+func (m *members) name(raw string) (string, error) {
+	if len(raw) > m.opt.MaxName {
+		return "", failf(ErrLimit, raw, "its name has more than %d bytes", m.opt.MaxName)
+	}
+	if raw == "" {
+		return "", fail(ErrUnsafe, raw, "an empty name", nil)
+	}
+	if raw[0] == '/' {
+		return "", fail(ErrUnsafe, raw, "an absolute name", nil)
+	}
+	depth, plain := 0, true
+	for part := range strings.SplitSeq(raw, "/") {
+		switch {
+		case part == "" || part == ".":
+			plain = false
+		case part == "..":
+			return "", fail(ErrUnsafe, raw, `a name with ".."`, nil)
+		case !validPart(part):
+			return "", fail(ErrUnsafe, raw, "a name that this system cannot hold", nil)
+		default:
+			depth++
+		}
+	}
+	if depth > m.opt.MaxDepth {
+		return "", failf(ErrLimit, raw, "more than %d levels deep", m.opt.MaxDepth)
+	}
+	if plain {
+		return raw, nil
+	}
+	var clean strings.Builder
+	for part := range strings.SplitSeq(raw, "/") {
+		if part == "" || part == "." {
+			continue
+		}
+		if clean.Len() > 0 {
+			clean.WriteByte('/')
+		}
+		clean.WriteString(part)
+	}
+	return clean.String(), nil
+}
+
+// validPart reports whether the host can hold a component under exactly that name. On Unix everything but a zero byte
+// is fine, which tar cannot carry in a name.
+func validPart(part string) bool {
+	if strings.IndexByte(part, 0) >= 0 {
+		return false
+	}
+	if !windows {
+		return true
+	}
+	return !strings.ContainsAny(part, `\:*?"<>|`) && filepath.IsLocal(part) &&
+		!strings.HasSuffix(part, ".") && !strings.HasSuffix(part, " ")
+}
+
+// checkTarget judges the target of a symbolic link that lies in the given directory of the tree ("" is the root).
+//
+// The target must be relative; ".." may stand only at its start, and no more often than the directory is deep. That is
+// stricter than cleaning the path and looking whether it leaves the tree, and has to be: a path such as "l/../../x"
+// looks harmless and leaves the tree when l is a link to a place less deep. When every link obeys this rule, following
+// any chain of them only ever goes down from a real directory inside the tree.
+func checkTarget(dir, target string) bool {
+	if target == "" || target[0] == '/' || len(target) > 4096 {
+		return false
+	}
+	up := 0
+	if dir != "" {
+		up = strings.Count(dir, "/") + 1
+	}
+	down := false
+	for part := range strings.SplitSeq(target, "/") {
+		switch {
+		case part == "" || part == ".":
+		case part == "..":
+			if down || up == 0 {
+				return false
+			}
+			up--
+		case !validPart(part):
+			return false
+		default:
+			down = true
+		}
+	}
+	return true
+}
+
+// sensibleTime reports whether the host can be asked to store a time; an archive can claim any.
+func sensibleTime(t time.Time) bool { return t.Unix() > 0 && t.Unix() < 1<<33 }
+
+// regular reports whether a type of member is a file with content.
+func regular(kind byte) bool {
+	return kind == tar.TypeReg || kind == tar.TypeCont || kind == tar.TypeGNUSparse
+}

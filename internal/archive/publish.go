@@ -1,0 +1,237 @@
+package archive
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// StagePrefix starts the names of the private directories and files in which transfers prepare their result.
+const StagePrefix = ".leasehold-xfer-"
+
+// StageName returns a new unguessable name with [StagePrefix].
+func StageName() string { return StagePrefix + strings.ToLower(rand.Text()) }
+
+// stage prepares a directory or a file beside its destination, and publishes it by rename. It works relative to the
+// opened parent, so that parent's own ancestors may be renamed meanwhile.
+type stage struct {
+	parent *os.Root
+	base   string      // the destination's name in parent
+	path   string      // the destination as the caller wrote it, for errors
+	name   string      // of the prepared entry in parent
+	before fs.FileInfo // what is at the destination, nil for nothing
+}
+
+// newStage opens the destination's parent, after making it if needed, and checks the destination.
+func newStage(dest string, dir bool) (*stage, error) {
+	abs, err := filepath.Abs(dest)
+	if err != nil {
+		return nil, fail(ErrDest, dest, "", err)
+	}
+	parent, base := filepath.Dir(abs), filepath.Base(abs)
+	if parent == abs {
+		return nil, fail(ErrType, dest, "the root of a file system cannot be replaced", nil)
+	}
+	if err := os.MkdirAll(parent, 0o755); err != nil {
+		return nil, fail(ErrDest, dest, "its parent cannot be made", err)
+	}
+	root, err := os.OpenRoot(parent)
+	if err != nil {
+		return nil, fail(ErrDest, dest, "", err)
+	}
+	s := &stage{parent: root, base: base, path: dest, name: StageName()}
+	if err := s.check(dir); err != nil {
+		root.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *stage) check(dir bool) error {
+	fi, err := s.parent.Lstat(s.base)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		s.before = nil
+		return nil
+	case err != nil:
+		return fail(ErrDest, s.path, "", err)
+	case dir && !fi.IsDir():
+		return fail(ErrType, s.path, "it is not a directory", nil)
+	case !dir && !fi.Mode().IsRegular():
+		return fail(ErrType, s.path, "it is not a regular file", nil)
+	}
+	s.before = fi
+	return nil
+}
+
+// makeDir makes the private directory and opens it.
+func (s *stage) makeDir() (*os.Root, error) {
+	if err := s.parent.Mkdir(s.name, 0o700); err != nil {
+		return nil, fail(ErrDest, s.path, "", err)
+	}
+	root, err := s.parent.OpenRoot(s.name)
+	if err != nil {
+		return nil, fail(ErrDest, s.path, "", err)
+	}
+	return root, nil
+}
+
+// close removes what was not published.
+func (s *stage) close() {
+	if s.name != "" {
+		_ = removeTree(s.parent, s.name)
+	}
+	s.parent.Close()
+}
+
+// publishDir puts the prepared directory in the destination's place, and removes what was there.
+// It returns the path of earlier content that would not go away.
+func (s *stage) publishDir(mode fs.FileMode) (leftover string, err error) {
+	if err := s.check(true); err != nil {
+		return "", err
+	}
+	if mode == 0 {
+		mode = 0o755
+		if s.before != nil {
+			mode = s.before.Mode()
+		}
+	}
+	if err := s.parent.Chmod(s.name, mode.Perm()); err != nil {
+		return "", fail(ErrDest, s.path, "", err)
+	}
+	if s.before == nil {
+		if err := s.parent.Rename(s.name, s.base); err != nil {
+			return "", fail(ErrDest, s.path, "", err)
+		}
+		s.name = ""
+		return "", nil
+	}
+	old := s.name
+	if !exchange(s.parent, s.name, s.base) {
+		old = StageName()
+		if err := s.parent.Rename(s.base, old); err != nil {
+			return "", fail(ErrDest, s.path, "", err)
+		}
+		if err := s.parent.Rename(s.name, s.base); err != nil {
+			if back := s.parent.Rename(old, s.base); back != nil {
+				return "", fail(ErrDest, s.path, "its earlier content is now in "+QuoteName(old), err)
+			}
+			return "", fail(ErrDest, s.path, "", err)
+		}
+	}
+	s.name = ""
+	if removeTree(s.parent, old) != nil {
+		leftover = filepath.Join(filepath.Dir(s.path), old)
+	}
+	return leftover, nil
+}
+
+// removeTree removes a directory and what is below it. Directories without write permission are made writable for it.
+func removeTree(root *os.Root, name string) error {
+	err := root.RemoveAll(name)
+	if err == nil {
+		return nil
+	}
+	unlock(root, name)
+	return root.RemoveAll(name)
+}
+
+func unlock(root *os.Root, name string) {
+	fi, err := root.Lstat(name)
+	if err != nil || !fi.IsDir() {
+		return
+	}
+	if fi.Mode()&0o700 != 0o700 && root.Chmod(name, fi.Mode().Perm()|0o700) != nil {
+		return
+	}
+	sub, err := root.OpenRoot(name)
+	if err != nil {
+		return
+	}
+	defer sub.Close()
+	d, err := sub.Open(".")
+	if err != nil {
+		return
+	}
+	defer d.Close()
+	names, _ := d.Readdirnames(-1)
+	for _, n := range names {
+		unlock(sub, n)
+	}
+}
+
+// ExtractFile makes file a regular file with the content of the one member of the archive, whatever that is called.
+// It is written beside its destination, gets its mode and time, and takes its place by rename once the archive has
+// proved to be whole. On any failure an earlier file is as it was. A destination that is a link or not a regular file is
+// refused with [ErrType], an archive with another number of members, or with one that is not a regular file, with
+// [ErrUnsafe].
+func ExtractFile(ctx context.Context, r io.Reader, file string, opt ExtractOptions) (Summary, error) {
+	opt = opt.withDefaults()
+	var sum Summary
+	st, err := newStage(file, false)
+	if err != nil {
+		return sum, err
+	}
+	defer st.close()
+	m := newMembers(ctx, r, opt, &sum)
+	h, name, err := m.next()
+	switch {
+	case err == io.EOF:
+		return sum, fail(ErrUnsafe, "", "an archive without the file", nil)
+	case err != nil:
+		return sum, err
+	case !regular(h.Typeflag):
+		return sum, fail(ErrUnsafe, h.Name, "it is not a regular file", nil)
+	case h.Size > opt.MaxBytes:
+		return sum, failf(ErrLimit, name, "more than %d bytes of content", opt.MaxBytes)
+	}
+	f, err := st.parent.OpenFile(st.name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return sum, fail(ErrDest, file, "", err)
+	}
+	defer f.Close() // a second close is harmless
+	progress := func() {
+		if opt.Progress != nil {
+			opt.Progress(sum.Entries, sum.Bytes)
+		}
+	}
+	sp := &space{root: st.parent, reserve: opt.Reserve}
+	if err := copyContent(m, f, name, h.Size, sp, make([]byte, chunkSize), progress); err != nil {
+		return sum, err
+	}
+	mode := opt.Mode
+	if mode == 0 {
+		mode = fs.FileMode(h.Mode)
+	}
+	if err := f.Chmod(mode.Perm()); err != nil {
+		return sum, fail(ErrDest, file, "", err)
+	}
+	if err := f.Close(); err != nil {
+		return sum, fail(ErrDest, file, "", err)
+	}
+	if sensibleTime(h.ModTime) {
+		if err := st.parent.Chtimes(st.name, h.ModTime, h.ModTime); err != nil {
+			return sum, fail(ErrDest, file, "", err)
+		}
+	}
+	if other, _, err := m.next(); err == nil {
+		return sum, fail(ErrUnsafe, other.Name, "a second member", nil)
+	} else if err != io.EOF {
+		return sum, err
+	}
+	if err := st.check(false); err != nil {
+		return sum, err
+	}
+	if err := st.parent.Rename(st.name, st.base); err != nil {
+		return sum, fail(ErrDest, file, "", err)
+	}
+	st.name = ""
+	sum.Entries = 1
+	progress()
+	return sum, nil
+}
