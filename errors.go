@@ -18,6 +18,7 @@ const (
 	KindGone        Kind = "gone"         // the leased sandbox is proved lost
 	KindNotOwned    Kind = "not_owned"    // a sandbox with other labels, name or account: nothing was done to it
 	KindNotRunning  Kind = "not_running"  // the sandbox is there, and is not started
+	KindBroken      Kind = "broken"       // the sandbox is in an error state that it cannot leave
 	KindConflict    Kind = "conflict"     // another state change is pending, or the name is taken
 	KindQuota       Kind = "quota"        // an organisation or sandbox limit refused it
 	KindRateLimited Kind = "rate_limited" // 429
@@ -41,6 +42,7 @@ var (
 	ErrGone        = errors.New("sandbox is gone")
 	ErrNotOwned    = errors.New("sandbox is not ours")
 	ErrNotRunning  = errors.New("sandbox is not running")
+	ErrBroken      = errors.New("sandbox is in an error state")
 	ErrConflict    = errors.New("conflict")
 	ErrQuota       = errors.New("quota exceeded")
 	ErrRateLimited = errors.New("rate limited")
@@ -58,7 +60,7 @@ var (
 
 var sentinels = map[Kind]error{
 	KindInvalid: ErrInvalid, KindAuth: ErrAuth, KindNotFound: ErrNotFound, KindGone: ErrGone,
-	KindNotOwned: ErrNotOwned, KindNotRunning: ErrNotRunning, KindConflict: ErrConflict, KindQuota: ErrQuota,
+	KindBroken: ErrBroken, KindNotOwned: ErrNotOwned, KindNotRunning: ErrNotRunning, KindConflict: ErrConflict, KindQuota: ErrQuota,
 	KindRateLimited: ErrRateLimited, KindRefused: ErrRefused, KindUnavailable: ErrUnavailable,
 	KindTimeout: ErrTimeout, KindCanceled: ErrCanceled, KindUncertain: ErrUncertain, KindProtocol: ErrProtocol,
 	KindUnsafe: ErrUnsafe, KindLimit: ErrLimit, KindIO: ErrIO, KindClosed: ErrClosed,
@@ -74,6 +76,18 @@ const (
 	DispatchedUnknown Dispatch = "unknown" // sent, or perhaps sent, and never answered
 )
 
+// Reason is the proof that a sandbox is lost.
+type Reason string
+
+// The proofs of loss.
+const (
+	ReasonNotFound        Reason = "not_found"        // the API's own not-found of the id, under the attested account
+	ReasonExpired         Reason = "expired"          // the same, after the lease's confirmed expiry
+	ReasonContainerLost   Reason = "container_lost"   // the exact lost-container message for the id, on two reads
+	ReasonSentinelMissing Reason = "sentinel_missing" // the sandbox runs, and its workspace is not the lease's
+	ReasonSentinelDiffers Reason = "sentinel_differs" // the workspace belongs to another lease
+)
+
 // Error is the one error type of the package. Its text and fields never contain a credential, a token or a provider's
 // own words, so it may be logged and sent on.
 type Error struct {
@@ -87,6 +101,8 @@ type Error struct {
 	RetryAfter time.Duration // the provider's wish, with KindRateLimited or KindUnavailable
 	Elapsed    time.Duration // time from the start of the operation to its first failure, where it has a budget
 	Budget     time.Duration // that budget
+	Reason     Reason        // with KindGone, what proved the loss
+	Fields     []FieldError  // with KindInvalid, every problem of the input
 	Message    string        // one safe sentence
 	// Cleanup is set when a sandbox may exist that the operation could not account for. Give it to [Provider.Cleanup],
 	// or keep it: it is all that is needed to find that sandbox and delete it, and only it.

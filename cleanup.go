@@ -1,0 +1,223 @@
+package leasehold
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// Phase is a step of an operation, for errors. The set is closed.
+type Phase string
+
+// The phases. The first five are those of an acquisition.
+const (
+	PhaseCreate    Phase = "create"    // the sandbox is created, and started by the provider
+	PhaseWorkspace Phase = "workspace" // its workspace directory is made
+	PhaseShell     Phase = "shell"     // its shell is found
+	PhaseExpiry    Phase = "expiry"    // its lifetime is confirmed
+	PhaseSentinel  Phase = "sentinel"  // its workspace is marked, or proved, to be the lease's
+	PhaseStart     Phase = "start"     // an existing sandbox is started
+	PhaseRetain    Phase = "retain"    // automatic deletion is switched off, and read back
+	PhaseStop      Phase = "stop"      // the sandbox is stopped
+	PhaseArchive   Phase = "archive"   // it is moved to cold storage
+	PhaseDelete    Phase = "delete"    // it is deleted
+)
+
+const (
+	maxLabels       = 16
+	envelopeVersion = 1
+)
+
+// CreationOperation is the intent to create one sandbox, fixed before the request is sent: the name and the labels by
+// which the sandbox can be found and proved to be ours, whatever became of the request.
+type CreationOperation struct {
+	Attempt    string            `json:"attempt"` // UUID
+	Name       string            `json:"name"`    // <prefix>create-<attempt>
+	Scope      Scope             `json:"scope"`
+	Labels     map[string]string `json:"labels"`
+	Credential string            `json:"credential"` // fingerprint of endpoint and credential
+}
+
+func (p *provider) newCreation(scope Scope, reuse bool, extra map[string]string) CreationOperation {
+	attempt := uuid.NewString()
+	prefix := p.cfg.LabelPrefix
+	labels := maps.Clone(extra)
+	if labels == nil {
+		labels = make(map[string]string)
+	}
+	labels[prefix+"provider"] = "daytona"
+	labels[prefix+"tenant"] = scope.Tenant
+	labels[prefix+"environment"] = scope.Environment
+	labels[prefix+"run"] = scope.Run
+	labels[prefix+"reuse"] = strconv.FormatBool(reuse)
+	labels[prefix+"attempt"] = attempt
+	if scope.Agent != "" {
+		labels[prefix+"agent"] = scope.Agent
+	}
+	if scope.Workspace != "" {
+		labels[prefix+"workspace"] = scope.Workspace
+	}
+	return CreationOperation{Attempt: attempt, Name: prefix + "create-" + attempt, Scope: scope, Labels: labels, Credential: p.account.credential}
+}
+
+// envelope returns what is needed to account for the creation later. observed is the sandbox's id, if it was seen.
+func (op CreationOperation) envelope(phase Phase, observed string) *CleanupEnvelope {
+	return &CleanupEnvelope{
+		Version: envelopeVersion, Name: op.Name, Attempt: op.Attempt, Scope: op.Scope, Labels: maps.Clone(op.Labels),
+		Credential: op.Credential, Observed: observed, Phase: phase,
+	}
+}
+
+// CleanupEnvelope is a creation that could not be accounted for. It is plain data without secrets: store its JSON form
+// until [Provider.Cleanup] has returned a receipt for it.
+type CleanupEnvelope struct {
+	Version    int               `json:"version"`
+	Name       string            `json:"name"`
+	Attempt    string            `json:"attempt"`
+	Scope      Scope             `json:"scope"`
+	Labels     map[string]string `json:"labels"`             // at most 16
+	Credential string            `json:"credential"`         // fingerprint of endpoint and credential
+	Observed   string            `json:"observed,omitempty"` // the sandbox's id, once it was seen with every label right
+	Phase      Phase             `json:"phase"`              // the step that failed first
+}
+
+// ParseCleanupEnvelope decodes a stored envelope. One bad value voids it: then it fails with [ErrInvalid]. Unknown
+// fields are ignored.
+func ParseCleanupEnvelope(data []byte) (CleanupEnvelope, error) {
+	var e CleanupEnvelope
+	if err := json.Unmarshal(data, &e); err != nil {
+		return CleanupEnvelope{}, problems{{Field: "CleanupEnvelope", Problem: "is not its JSON form"}}.err("parse envelope")
+	}
+	if err := e.check("parse envelope"); err != nil {
+		return CleanupEnvelope{}, err
+	}
+	return e, nil
+}
+
+func (e CleanupEnvelope) check(op string) error {
+	var p problems
+	if e.Version != envelopeVersion {
+		p.add("CleanupEnvelope.Version", "is %d: this package reads %d", e.Version, envelopeVersion)
+		return p.err(op)
+	}
+	checkIdentifier(&p, "CleanupEnvelope.Name", e.Name, true)
+	checkIdentifier(&p, "CleanupEnvelope.Attempt", e.Attempt, true)
+	e.Scope.check(&p, "CleanupEnvelope.Scope")
+	checkLabels(&p, "CleanupEnvelope.Labels", e.Labels)
+	checkCreationLabels(&p, "CleanupEnvelope", e.Name, e.Attempt, e.Scope, e.Labels)
+	checkFingerprint(&p, "CleanupEnvelope.Credential", e.Credential)
+	checkIdentifier(&p, "CleanupEnvelope.Observed", e.Observed, false)
+	switch e.Phase {
+	case PhaseCreate, PhaseWorkspace, PhaseShell, PhaseExpiry, PhaseSentinel:
+	default:
+		p.add("CleanupEnvelope.Phase", "is not a phase of an acquisition")
+	}
+	return p.err(op)
+}
+
+// checkCreationLabels refuses a record whose name and labels do not say what its scope and attempt say: deleting by it
+// could delete what is somebody else's.
+func checkCreationLabels(p *problems, field, name, attempt string, scope Scope, labels map[string]string) {
+	prefix, ok := strings.CutSuffix(name, "create-"+attempt)
+	if !ok || !labelPrefixForm.MatchString(prefix) {
+		p.add(field+".Name", "is not made of a label prefix and the attempt")
+		return
+	}
+	for _, want := range []struct{ key, value string }{
+		{"provider", "daytona"}, {"attempt", attempt}, {"tenant", scope.Tenant}, {"environment", scope.Environment},
+		{"run", scope.Run}, {"agent", scope.Agent}, {"workspace", scope.Workspace},
+	} {
+		if labels[prefix+want.key] != want.value {
+			p.add(field+".Labels", "disagree with the record about the %s", want.key)
+		}
+	}
+}
+
+var labelKeyForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
+
+func checkLabels(p *problems, field string, labels map[string]string) {
+	if len(labels) > maxLabels {
+		p.add(field, "has over %d entries", maxLabels)
+	}
+	for key, value := range labels {
+		if !labelKeyForm.MatchString(key) {
+			p.add(field, "has a key that is not 1 to 63 of A-Z a-z 0-9 . _ -")
+		} else if !identifierForm.MatchString(value) {
+			p.add(field+"."+key, "must be 1 to 200 of A-Z a-z 0-9 _ -")
+		}
+	}
+}
+
+func (e CleanupEnvelope) target() target {
+	return target{id: e.Observed, name: e.Name, labels: e.Labels, credential: e.Credential}
+}
+
+// Inspect implements [Provider].
+func (p *provider) Inspect(ctx context.Context, envelope CleanupEnvelope) (CleanupEnvelope, error) {
+	const op = "inspect"
+	if err := p.checkEnvelope(op, envelope); err != nil {
+		return envelope, err
+	}
+	work, finish, err := p.start(ctx, op)
+	if err != nil {
+		return envelope, err
+	}
+	return background(ctx, op, func() (CleanupEnvelope, error) {
+		defer finish()
+		sb, err := p.read(work, op, envelope.target())
+		if err != nil {
+			return envelope, err
+		}
+		envelope.Observed = sb.ID
+		return envelope, nil
+	})
+}
+
+// Cleanup implements [Provider].
+func (p *provider) Cleanup(ctx context.Context, envelope CleanupEnvelope) (Receipt, error) {
+	const op = "cleanup"
+	if err := p.checkEnvelope(op, envelope); err != nil {
+		return Receipt{}, err
+	}
+	if envelope.Observed == "" {
+		return Receipt{}, &Error{Op: op, Kind: KindUncertain, Sandbox: envelope.Name, Dispatched: DispatchedNo, Message: "no sandbox was observed yet: inspect first, and store what it returns"}
+	}
+	work, finish, err := p.start(ctx, op)
+	if err != nil {
+		return Receipt{}, err
+	}
+	return background(ctx, op, func() (Receipt, error) {
+		defer finish()
+		return p.delete(work, op, envelope.target())
+	})
+}
+
+// checkEnvelope refuses an envelope that is malformed or of another account.
+func (p *provider) checkEnvelope(op string, e CleanupEnvelope) error {
+	if err := e.check(op); err != nil {
+		return err
+	}
+	if e.Credential != p.account.credential {
+		return &Error{Op: op, Kind: KindNotOwned, Sandbox: e.Name, Dispatched: DispatchedNo, Message: "the envelope was made under another endpoint or credential"}
+	}
+	return nil
+}
+
+// delete deletes the target and proves it. The target's id must be stored by now, wherever the caller keeps it.
+func (p *provider) delete(ctx context.Context, op string, t target) (Receipt, error) {
+	_, err := p.drive(ctx, op, t, goalDestroyed)
+	if errors.Is(err, ErrGone) {
+		return Receipt{Sandbox: t.id, State: ReceiptDestroyed, At: time.Now()}, nil
+	}
+	if err == nil { // nothing but not-found ends this goal
+		err = &Error{Op: op, Kind: KindProtocol, Sandbox: t.id}
+	}
+	return Receipt{}, err
+}

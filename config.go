@@ -1,0 +1,287 @@
+package leasehold
+
+import (
+	"fmt"
+	"log/slog"
+	"math"
+	"net/http"
+	"net/url"
+	"os"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+)
+
+// Defaults and bounds of [Config].
+const (
+	DefaultAPIURL             = "https://app.daytona.io/api"
+	DefaultTimeout            = 5 * time.Minute
+	DefaultCallTimeout        = 30 * time.Second
+	DefaultAutoStopMinutes    = 15
+	DefaultAutoArchiveMinutes = 60
+	DefaultAutoDeleteMinutes  = 7 * 24 * 60
+	DefaultWorkspace          = "workspace"
+	DefaultLabelPrefix        = "leasehold-"
+	DefaultMaxCreations       = 8
+
+	maxTimeout     = 24 * time.Hour
+	maxMinutes     = math.MaxInt32 // the API's integer
+	maxWorkspace   = 1024          // bytes
+	maxLabelPrefix = 32
+)
+
+// Resources are the resources of an image-backed sandbox. A zero field leaves the value to the provider's default.
+type Resources struct {
+	CPU    int `json:"cpu,omitempty"`    // cores
+	Memory int `json:"memory,omitempty"` // GiB
+	Disk   int `json:"disk,omitempty"`   // GiB
+	GPU    int `json:"gpu,omitempty"`    // units
+}
+
+// Config configures [New]. Only an API key is needed: the zero value with DAYTONA_API_KEY in the environment is useful.
+// No other environment variable has any influence.
+type Config struct {
+	APIKey string // credential of the Daytona API; empty: DAYTONA_API_KEY
+	APIURL string // base of the API, with its path, http or https; empty: [DefaultAPIURL]
+	Target string // region in which sandboxes are created; empty: the organisation's default
+
+	// A sandbox is made from a snapshot or from an image, never from both; with neither, from the provider's default
+	// snapshot. Resources can be chosen with an image only: a snapshot has its own.
+	Snapshot  string
+	Image     string
+	Resources Resources
+	Language  string // python (the default), javascript or typescript: the sandbox's code runner
+
+	// Timeout is the one budget of an acquisition (creation, set-up and compensating deletion), and of each resume,
+	// release, destroy and probe. Zero: [DefaultTimeout]. At most 24 hours.
+	Timeout time.Duration
+	// CallTimeout bounds each single read of the provider, and each short command of the library's own in a sandbox.
+	// Zero: [DefaultCallTimeout]. At most 24 hours.
+	CallTimeout time.Duration
+
+	// The quota intervals, in minutes, are set on every sandbox, so that one nobody comes back for stops costing money
+	// even if this process dies. Nil means the default; an explicit 0 and -1 are kept. A stopped sandbox still counts
+	// against the storage quota, an archived one does not.
+	AutoStopMinutes    *int // of inactivity until it is stopped; nil: 15; 0: never
+	AutoArchiveMinutes *int // stopped until it is archived; nil: 60; 0: the provider's maximum
+	AutoDeleteMinutes  *int // stopped until it is deleted; nil: 7 days; 0: at once; -1: never
+
+	// TTL is a sandbox's wall-clock lifetime, rounded down to whole minutes, after which the provider destroys it in
+	// whatever state it is. An acquisition whose expiry the provider does not confirm fails. Zero: none.
+	TTL time.Duration
+
+	Reuse bool // release stops the sandbox, so that resume can start it again; false: release deletes it
+
+	// Workspace is the directory of the lease's work, absolute, or relative to the sandbox's working directory. Empty:
+	// [DefaultWorkspace].
+	Workspace string
+	// LabelPrefix starts the labels and names of all sandboxes. Lower-case letters, digits and inner hyphens, ending
+	// in a hyphen. Empty: [DefaultLabelPrefix].
+	LabelPrefix string
+	// MaxCreations bounds the creations under way at once; others wait, within their budget. Zero:
+	// [DefaultMaxCreations].
+	MaxCreations int
+
+	Logger         *slog.Logger         // nil is silent
+	TracerProvider trace.TracerProvider // nil is none
+	// Transport carries every request and WebSocket of the library. Nil: a transport of its own, which honours
+	// HTTP_PROXY and its kin. A transport that is given must return a body that is an io.ReadWriteCloser with status
+	// 101, as [http.Transport] does.
+	Transport http.RoundTripper
+}
+
+// FieldError is one problem of one field of a request or configuration.
+type FieldError struct {
+	Field   string
+	Problem string
+}
+
+// problems collects what is wrong with an input, so that all of it is reported at once.
+type problems []FieldError
+
+func (p *problems) add(field, format string, args ...any) {
+	*p = append(*p, FieldError{Field: field, Problem: fmt.Sprintf(format, args...)})
+}
+
+// err returns nil, or one [*Error] of [KindInvalid] that lists every problem.
+func (p problems) err(op string) error {
+	if len(p) == 0 {
+		return nil
+	}
+	lines := make([]string, len(p))
+	for i, f := range p {
+		lines[i] = f.Field + " " + f.Problem
+	}
+	return &Error{Op: op, Kind: KindInvalid, Dispatched: DispatchedNo, Message: strings.Join(lines, "; "), Fields: p}
+}
+
+var (
+	labelPrefixForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?-$`)
+	identifierForm  = regexp.MustCompile(`^[A-Za-z0-9_-]{1,200}$`)
+	languages       = []string{"python", "javascript", "typescript"}
+)
+
+// withDefaults returns a copy with every default filled in, and all problems of the input. The copy shares nothing
+// with the caller's value that the caller could change later.
+func (c Config) withDefaults() (Config, error) {
+	var p problems
+	if c.APIKey == "" {
+		c.APIKey = strings.TrimSpace(os.Getenv("DAYTONA_API_KEY"))
+	}
+	switch {
+	case c.APIKey == "":
+		p.add("APIKey", "is missing: set it, or DAYTONA_API_KEY")
+	case !validHeaderValue(c.APIKey):
+		p.add("APIKey", "has characters that a header cannot carry")
+	}
+	if c.APIURL == "" {
+		c.APIURL = DefaultAPIURL
+	}
+	checkAPIURL(&p, &c.APIURL)
+	checkText(&p, "Target", c.Target)
+	checkText(&p, "Snapshot", c.Snapshot)
+	checkText(&p, "Image", c.Image)
+	if c.Image != "" && c.Snapshot != "" {
+		p.add("Image", "and Snapshot are both set: set one")
+	}
+	checkResources(&p, c.Resources, c.Image != "")
+	if c.Language == "" {
+		c.Language = languages[0]
+	} else if !slices.Contains(languages, c.Language) {
+		p.add("Language", "is not one of %s", strings.Join(languages, ", "))
+	}
+	c.Timeout = checkDuration(&p, "Timeout", c.Timeout, DefaultTimeout)
+	c.CallTimeout = checkDuration(&p, "CallTimeout", c.CallTimeout, DefaultCallTimeout)
+	c.AutoStopMinutes = checkMinutes(&p, "AutoStopMinutes", c.AutoStopMinutes, 0, DefaultAutoStopMinutes)
+	c.AutoArchiveMinutes = checkMinutes(&p, "AutoArchiveMinutes", c.AutoArchiveMinutes, 0, DefaultAutoArchiveMinutes)
+	c.AutoDeleteMinutes = checkMinutes(&p, "AutoDeleteMinutes", c.AutoDeleteMinutes, -1, DefaultAutoDeleteMinutes)
+	switch {
+	case c.TTL == 0:
+	case c.TTL < time.Minute:
+		p.add("TTL", "is under one minute")
+	case c.TTL/time.Minute > maxMinutes:
+		p.add("TTL", "is over %d minutes", maxMinutes)
+	}
+	if c.Reuse && *c.AutoDeleteMinutes == 0 {
+		p.add("AutoDeleteMinutes", "0 deletes a sandbox when it stops, which contradicts Reuse")
+	}
+	c.Workspace = checkWorkspace(&p, c.Workspace)
+	if c.LabelPrefix == "" {
+		c.LabelPrefix = DefaultLabelPrefix
+	}
+	if !labelPrefixForm.MatchString(c.LabelPrefix) || len(c.LabelPrefix) > maxLabelPrefix {
+		p.add("LabelPrefix", "must be lower-case letters, digits and inner hyphens, end in a hyphen, and have at most %d bytes", maxLabelPrefix)
+	}
+	switch {
+	case c.MaxCreations == 0:
+		c.MaxCreations = DefaultMaxCreations
+	case c.MaxCreations < 0:
+		p.add("MaxCreations", "is negative")
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c, p.err("configure")
+}
+
+// checkAPIURL puts the URL into its canonical form: no trailing slash, so that the account fingerprint of one endpoint
+// does not depend on how it was written.
+func checkAPIURL(p *problems, raw *string) {
+	u, err := url.Parse(*raw)
+	switch {
+	case err != nil || u.Host == "" || (u.Scheme != "https" && u.Scheme != "http"):
+		p.add("APIURL", "is not an http or https URL")
+	case u.User != nil:
+		p.add("APIURL", "must not carry user information")
+	case u.RawQuery != "" || u.Fragment != "":
+		p.add("APIURL", "must not have a query or fragment")
+	default:
+		u.Scheme, u.Host = strings.ToLower(u.Scheme), strings.ToLower(u.Host)
+		*raw = strings.TrimRight(u.String(), "/")
+	}
+}
+
+func checkText(p *problems, field, value string) {
+	switch {
+	case value == "":
+	case strings.TrimSpace(value) == "":
+		p.add(field, "is blank")
+	case strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r == 0x7f }):
+		p.add(field, "has control characters")
+	}
+}
+
+func checkResources(p *problems, r Resources, image bool) {
+	if r != (Resources{}) && !image {
+		p.add("Resources", "need an Image: a snapshot has its own")
+	}
+	for _, v := range []struct {
+		field string
+		value int
+	}{{"CPU", r.CPU}, {"Memory", r.Memory}, {"Disk", r.Disk}, {"GPU", r.GPU}} {
+		if v.value < 0 || v.value > math.MaxInt32 {
+			p.add("Resources."+v.field, "is out of range")
+		}
+	}
+}
+
+func checkDuration(p *problems, field string, d, fallback time.Duration) time.Duration {
+	switch {
+	case d == 0:
+		return fallback
+	case d < time.Millisecond:
+		p.add(field, "is under one millisecond")
+	case d > maxTimeout:
+		p.add(field, "is over 24 hours")
+	}
+	return d
+}
+
+func checkMinutes(p *problems, field string, minutes *int, lowest, fallback int) *int {
+	if minutes == nil {
+		return &fallback
+	}
+	value := *minutes
+	if value < lowest || value > maxMinutes {
+		p.add(field, "is out of range: %d to %d minutes", lowest, maxMinutes)
+	}
+	return &value
+}
+
+func checkWorkspace(p *problems, dir string) string {
+	if dir == "" {
+		return DefaultWorkspace
+	}
+	clean := path.Clean(dir)
+	switch {
+	case strings.ContainsRune(dir, 0):
+		p.add("Workspace", "has a NUL byte")
+	case len(dir) > maxWorkspace:
+		p.add("Workspace", "is over %d bytes", maxWorkspace)
+	case strings.HasPrefix(dir, "~"):
+		p.add("Workspace", "starts with ~, which is not expanded")
+	case clean == "/" || clean == ".":
+		p.add("Workspace", "must be a directory of its own")
+	case clean == ".." || strings.HasPrefix(clean, "../"):
+		p.add("Workspace", "leaves the working directory")
+	}
+	return clean
+}
+
+// validHeaderValue reports whether an Authorization header can carry s unchanged.
+func validHeaderValue(s string) bool {
+	return !strings.ContainsFunc(s, func(r rune) bool { return r <= ' ' || r >= 0x7f })
+}
+
+func checkIdentifier(p *problems, field, value string, required bool) {
+	if value == "" && !required {
+		return
+	}
+	if !identifierForm.MatchString(value) {
+		p.add(field, "must be 1 to 200 of A-Z a-z 0-9 _ -")
+	}
+}

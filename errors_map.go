@@ -1,0 +1,100 @@
+package leasehold
+
+import (
+	"context"
+	"errors"
+
+	"github.com/leasehold-go/leasehold/internal/daytona"
+)
+
+// failed turns err into an [*Error] of the operation. An *Error is copied, and keeps the operation it names. A provider
+// error is classified by its status and shape; its words are left behind. It returns nil for nil.
+func failed(op string, err error) *Error {
+	if err == nil {
+		return nil
+	}
+	var own *Error
+	if errors.As(err, &own) {
+		e := *own
+		if e.Op == "" {
+			e.Op = op
+		}
+		return &e
+	}
+	var remote *daytona.Error
+	if errors.As(err, &remote) {
+		return classify(op, remote)
+	}
+	e := &Error{Op: op, Kind: KindIO, cause: err}
+	switch {
+	case errors.Is(err, context.Canceled):
+		e.Kind, e.Dispatched = KindCanceled, DispatchedNo
+	case errors.Is(err, context.DeadlineExceeded):
+		e.Kind, e.Dispatched = KindTimeout, DispatchedNo
+	}
+	return e
+}
+
+func classify(op string, remote *daytona.Error) *Error {
+	e := &Error{
+		Op: op, HTTPStatus: remote.Status, RetryAfter: remote.RetryAfter,
+		Dispatched: Dispatch(remote.Dispatch), cause: remote.Cause,
+	}
+	switch remote.Reason {
+	case daytona.ReasonInput:
+		e.Kind, e.Message = KindInvalid, "an argument cannot be sent"
+	case daytona.ReasonConnect:
+		e.Kind, e.Retryable, e.Message = KindUnavailable, true, "no connection to the provider"
+	case daytona.ReasonLost:
+		e.Kind, e.Retryable, e.Message = KindUnavailable, true, "the connection broke before the whole answer"
+	case daytona.ReasonTimeout:
+		e.Kind, e.Retryable = KindTimeout, true
+	case daytona.ReasonCanceled:
+		e.Kind = KindCanceled
+	case daytona.ReasonStatus:
+		e.status(remote)
+	case daytona.ReasonLimit:
+		e.Kind, e.Message = KindLimit, "the provider's answer is too large to hold"
+	case daytona.ReasonIncomplete:
+		e.Kind, e.Retryable, e.Message = KindUnavailable, true, "the provider did not confirm every byte"
+	case daytona.ReasonSource:
+		e.Kind, e.Message = KindIO, "the reader failed"
+	case daytona.ReasonClosed:
+		e.Kind = KindClosed
+	case daytona.ReasonEnded:
+		e.Kind, e.Retryable, e.Message = KindUnavailable, true, "the provider ended the connection"
+	default:
+		e.Kind, e.Message = KindProtocol, "the provider's answer could not be understood"
+	}
+	return e
+}
+
+// status classifies an error status. Only a 404 in the provider's own shape says that something does not exist.
+func (e *Error) status(remote *daytona.Error) {
+	switch {
+	case remote.NotStarted():
+		e.Kind, e.Message = KindNotRunning, "the sandbox is not started"
+	case remote.Quota():
+		e.Kind = KindQuota
+	case remote.NoRunner():
+		e.Kind, e.Retryable, e.Message = KindUnavailable, true, "the provider has no room at the moment"
+	case remote.Status == 401, remote.Status == 403:
+		e.Kind = KindAuth
+	case remote.NotFound():
+		e.Kind = KindNotFound
+	case remote.Status == 404:
+		e.Kind, e.Retryable, e.Message = KindUnavailable, true, "a not-found that is not the provider's own"
+	case remote.Status == 409:
+		e.Kind, e.Retryable = KindConflict, remote.Pending()
+	case remote.Status == 429:
+		e.Kind, e.Retryable = KindRateLimited, true
+	case remote.Status == 408:
+		e.Kind, e.Retryable = KindTimeout, true
+	case remote.Status >= 500:
+		e.Kind, e.Retryable = KindUnavailable, true
+	case remote.Status >= 400:
+		e.Kind = KindRefused
+	default:
+		e.Kind = KindProtocol
+	}
+}

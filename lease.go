@@ -1,0 +1,261 @@
+package leasehold
+
+import (
+	"context"
+	"encoding/json"
+	"maps"
+	"path"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/leasehold-go/leasehold/internal/daytona"
+)
+
+// Scope is the tenancy of a lease. It is written on the sandbox as labels, and everything the library caches or counts
+// is keyed by it, so that one tenant's sandbox is never handed to another. Values are 1 to 200 of A-Z a-z 0-9 _ -.
+type Scope struct {
+	Tenant      string `json:"tenant"`
+	Environment string `json:"environment"`
+	Run         string `json:"run"`
+	Agent       string `json:"agent,omitempty"`     // optional
+	Workspace   string `json:"workspace,omitempty"` // optional: which workspace of the tenant, not a directory
+}
+
+func (s Scope) check(p *problems, field string) {
+	checkIdentifier(p, field+".Tenant", s.Tenant, true)
+	checkIdentifier(p, field+".Environment", s.Environment, true)
+	checkIdentifier(p, field+".Run", s.Run, true)
+	checkIdentifier(p, field+".Agent", s.Agent, false)
+	checkIdentifier(p, field+".Workspace", s.Workspace, false)
+}
+
+// leaseRefVersion is the version of [LeaseRef] that this package writes and reads.
+const leaseRefVersion = 1
+
+// LeaseRef is a lease as a plain value: with the provider's configuration, all that is needed to go on with it in
+// another process. It has no secrets. Store its JSON form; [ParseLeaseRef] reads it back.
+type LeaseRef struct {
+	Version    int               `json:"version"`
+	Sandbox    string            `json:"sandbox"`    // the provider's id
+	Name       string            `json:"name"`       // chosen by the library before the creation
+	Scope      Scope             `json:"scope"`      //
+	Attempt    string            `json:"attempt"`    // UUID of the creation, part of the name and a label
+	Labels     map[string]string `json:"labels"`     // every label recorded at the creation
+	Account    string            `json:"account"`    // fingerprint of endpoint and organisation, as the API attested it
+	Credential string            `json:"credential"` // fingerprint of endpoint and credential at the acquisition
+	Workspace  string            `json:"workspace"`  // absolute directory in the sandbox
+	Sentinel   string            `json:"sentinel"`   // token of the file that proves the workspace to be this lease's
+	Shell      string            `json:"shell"`      // bash, or sh where there is no bash
+	Reuse      bool              `json:"reuse"`      // release stops, rather than deletes
+	ExpiresAt  time.Time         `json:"expiresAt,omitzero"`
+	CreatedAt  time.Time         `json:"createdAt"`
+}
+
+// ParseLeaseRef decodes a stored reference and validates every field. Unknown fields are ignored. It fails with
+// [ErrInvalid].
+func ParseLeaseRef(data []byte) (LeaseRef, error) {
+	var ref LeaseRef
+	if err := json.Unmarshal(data, &ref); err != nil {
+		return LeaseRef{}, problems{{Field: "LeaseRef", Problem: "is not its JSON form"}}.err("parse lease")
+	}
+	return ref, ref.check("parse lease")
+}
+
+func (r LeaseRef) check(op string) error {
+	var p problems
+	if r.Version != leaseRefVersion {
+		p.add("LeaseRef.Version", "is %d: this package reads %d", r.Version, leaseRefVersion)
+		return p.err(op)
+	}
+	checkIdentifier(&p, "LeaseRef.Sandbox", r.Sandbox, true)
+	checkIdentifier(&p, "LeaseRef.Name", r.Name, true)
+	checkIdentifier(&p, "LeaseRef.Attempt", r.Attempt, true)
+	r.Scope.check(&p, "LeaseRef.Scope")
+	if !strings.HasSuffix(r.Name, "create-"+r.Attempt) {
+		p.add("LeaseRef.Name", "does not end in its attempt")
+	}
+	checkLabels(&p, "LeaseRef.Labels", r.Labels)
+	checkFingerprint(&p, "LeaseRef.Account", r.Account)
+	checkFingerprint(&p, "LeaseRef.Credential", r.Credential)
+	checkFingerprint(&p, "LeaseRef.Sentinel", r.Sentinel)
+	if !path.IsAbs(r.Workspace) || path.Clean(r.Workspace) != r.Workspace || strings.ContainsRune(r.Workspace, 0) {
+		p.add("LeaseRef.Workspace", "is not a clean absolute path")
+	}
+	if r.Shell != "bash" && r.Shell != "sh" {
+		p.add("LeaseRef.Shell", "is neither bash nor sh")
+	}
+	return p.err(op)
+}
+
+// key identifies the lease among all that a provider handles: the whole reference, so that one whose fields were
+// changed is never taken for the one that was issued.
+func (r LeaseRef) key() string {
+	r.ExpiresAt, r.CreatedAt = r.ExpiresAt.UTC(), r.CreatedAt.UTC()
+	data, err := json.Marshal(r)
+	if err != nil {
+		panic("leasehold: a LeaseRef is always JSON: " + err.Error())
+	}
+	return string(data)
+}
+
+// clone returns a copy that shares nothing.
+func (r LeaseRef) clone() LeaseRef {
+	r.Labels = maps.Clone(r.Labels)
+	return r
+}
+
+// Lease is the right to use one sandbox, until it is given back with [Provider.Release] or [Provider.Destroy]. Its
+// methods and the values they return are safe for concurrent use. Within one provider, each lease has one Lease.
+type Lease struct {
+	p   *provider
+	ref LeaseRef
+
+	lifecycle chan struct{} // holds one token: taken by whoever resumes, releases or destroys the sandbox
+
+	mu      sync.Mutex
+	closed  bool             // given back: no new activity
+	active  int              // activities under way
+	drained chan struct{}    // closed when active falls to zero; nil while nobody waits
+	box     *daytona.Toolbox // nil until the sandbox was resolved, and after it was found not running
+	closers []func(context.Context)
+
+	resolving chan struct{} // holds one token: taken by whoever resolves box
+}
+
+func newLease(p *provider, ref LeaseRef) *Lease {
+	return &Lease{p: p, ref: ref.clone(), lifecycle: make(chan struct{}, 1), resolving: make(chan struct{}, 1)}
+}
+
+// Ref returns the lease as a plain value. The caller may change it.
+func (l *Lease) Ref() LeaseRef { return l.ref.clone() }
+
+// begin counts an activity on the lease until done is called. It fails with [ErrClosed] once the lease is being given
+// back.
+func (l *Lease) begin(op string) (done func(), err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, &Error{Op: op, Kind: KindClosed, Sandbox: l.ref.Sandbox, Dispatched: DispatchedNo, Message: "the lease was given back"}
+	}
+	l.active++
+	return sync.OnceFunc(l.end), nil
+}
+
+func (l *Lease) end() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.active--
+	if l.active == 0 && l.drained != nil {
+		close(l.drained)
+		l.drained = nil
+	}
+}
+
+// onClose registers f to run once, when the lease is given back, with a bounded context that is not the caller's. It
+// reports false, and does not register, if that has already begun.
+func (l *Lease) onClose(f func(context.Context)) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return false
+	}
+	l.closers = append(l.closers, f)
+	return true
+}
+
+func (l *Lease) hasClosers() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.closers) > 0
+}
+
+// abandon ends admission and nothing else: the sandbox is not ours to touch.
+func (l *Lease) abandon() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = true
+	l.closers = nil
+}
+
+// close ends admission, runs the closers side by side and waits for the activities that are under way, both until ctx
+// ends: a dead connection must not prevent the provider from ending the sandbox.
+func (l *Lease) close(ctx context.Context) {
+	l.mu.Lock()
+	l.closed = true
+	closers := l.closers
+	l.closers = nil
+	drained := make(chan struct{})
+	if l.active == 0 {
+		close(drained)
+	} else if l.drained != nil {
+		drained = l.drained
+	} else {
+		l.drained = drained
+	}
+	l.mu.Unlock()
+
+	var wg sync.WaitGroup
+	for _, f := range closers {
+		wg.Go(func() { f(ctx) })
+	}
+	wg.Wait()
+	select {
+	case <-drained:
+	case <-ctx.Done():
+	}
+}
+
+// toolbox returns the connection to the running sandbox. The first use, and the first after the sandbox was found not
+// running, reads the sandbox and verifies that it is ours; it starts nothing.
+func (l *Lease) toolbox(ctx context.Context) (*daytona.Toolbox, error) {
+	if box := l.resolved(); box != nil {
+		return box, nil
+	}
+	select {
+	case l.resolving <- struct{}{}:
+		defer func() { <-l.resolving }()
+	case <-ctx.Done():
+		return nil, failed("resolve", ctxError(ctx))
+	}
+	if box := l.resolved(); box != nil {
+		return box, nil
+	}
+	sb, err := l.p.readOwned(ctx, "resolve", l.ref)
+	if err != nil {
+		return nil, err
+	}
+	if sb.State != daytona.StateStarted {
+		return nil, &Error{Op: "resolve", Kind: KindNotRunning, Sandbox: l.ref.Sandbox, Dispatched: DispatchedNo, Message: "the sandbox is not started: resume the lease"}
+	}
+	box := l.p.client.Toolbox(sb)
+	l.mu.Lock()
+	l.box = box
+	l.mu.Unlock()
+	return box, nil
+}
+
+func (l *Lease) resolved() *daytona.Toolbox {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.box
+}
+
+// observe looks at an error of the toolbox: one that a stopped, lost or replaced sandbox also gives makes the next use
+// read the sandbox again. It returns err, mapped.
+func (l *Lease) observe(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	mapped := failed(op, err)
+	if mapped.Sandbox == "" {
+		mapped.Sandbox = l.ref.Sandbox
+	}
+	switch mapped.Kind {
+	case KindNotRunning, KindAuth, KindUnavailable, KindNotFound:
+		l.mu.Lock()
+		l.box = nil
+		l.mu.Unlock()
+	}
+	return mapped
+}

@@ -1,0 +1,438 @@
+package leasehold
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/semaphore"
+
+	"github.com/leasehold-go/leasehold/internal/daytona"
+)
+
+const (
+	// sightingTime bounds the search for a sandbox whose creation was not answered. The API inserts it before it does
+	// anything slow, so one that is not visible by then is left to [Provider.Inspect].
+	sightingTime = 15 * time.Second
+	// renameLimit is how many names, taken by foreign sandboxes, an acquisition gives up before it fails. Names are
+	// random, so one is already a sign that something is wrong.
+	renameLimit = 3
+	// expirySlack is how far behind the requested lifetime a confirmed expiry may lie: the provider counts from its own
+	// insertion, which is later than its creation stamp by up to this.
+	expirySlack = time.Minute
+)
+
+// AcquireRequest asks for a lease.
+type AcquireRequest struct {
+	Scope Scope
+	// ExpiresAt is when the provider must destroy the sandbox at the latest, in whatever state it is then, even if it
+	// never hears from this process again. It is rounded down to whole minutes from now; the earlier of it and
+	// Config.TTL applies. Zero: Config.TTL alone.
+	ExpiresAt time.Time
+	// Labels are put on the sandbox beside the library's own. Keys are up to 63 of A-Z a-z 0-9 . _ -, must not start
+	// with Config.LabelPrefix, and values are identifiers like those of a [Scope].
+	Labels map[string]string
+}
+
+func (p *provider) checkRequest(op string, request AcquireRequest) (ttlMinutes int, err error) {
+	var bad problems
+	request.Scope.check(&bad, "Scope")
+	checkLabels(&bad, "Labels", request.Labels)
+	own := len(p.newCreation(request.Scope, false, nil).Labels)
+	if len(request.Labels)+own > maxLabels {
+		bad.add("Labels", "has over %d entries, which with the library's own makes over %d", maxLabels-own, maxLabels)
+	}
+	for key := range request.Labels {
+		if strings.HasPrefix(key, p.cfg.LabelPrefix) {
+			bad.add("Labels."+key, "starts with the prefix of the library's own labels")
+		} else if key == daytona.LanguageLabel {
+			bad.add("Labels."+key, "is the provider's own label")
+		}
+	}
+	ttl := p.cfg.TTL
+	if !request.ExpiresAt.IsZero() {
+		left := time.Until(request.ExpiresAt)
+		if left < time.Minute {
+			bad.add("ExpiresAt", "is under one minute away")
+		}
+		if left/time.Minute > maxMinutes {
+			bad.add("ExpiresAt", "is over %d minutes away", maxMinutes)
+		}
+		if ttl == 0 || left < ttl {
+			ttl = left
+		}
+	}
+	return int(ttl / time.Minute), bad.err(op)
+}
+
+// Acquire implements [Provider].
+func (p *provider) Acquire(ctx context.Context, request AcquireRequest) (*Lease, error) {
+	return p.acquire(ctx, "acquire", request, p.cfg.Reuse)
+}
+
+func (p *provider) acquire(ctx context.Context, op string, request AcquireRequest, reuse bool) (_ *Lease, err error) {
+	ctx, span := p.span(ctx, op)
+	defer func() { endSpan(span, err) }()
+	ttl, err := p.checkRequest(op, request)
+	if err != nil {
+		return nil, err
+	}
+	work, finish, err := p.start(ctx, op)
+	if err != nil {
+		return nil, err
+	}
+	a := &acquisition{
+		p: p, op: op, request: request, reuse: reuse, ttl: ttl, began: time.Now(), phase: PhaseCreate,
+		creation: p.newCreation(request.Scope, reuse, request.Labels),
+	}
+	lease := make(chan *Lease)       // received: the caller has the lease
+	failure := make(chan *Error, 1)  // the acquisition's own end, compensated as far as it goes
+	abandoned := make(chan struct{}) // closed: nobody will take the lease
+	go func() {
+		defer finish()
+		step, cancel := context.WithCancelCause(work)
+		defer cancel(nil)
+		stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
+		defer stop()
+		ref, err := a.run(work, step)
+		if err == nil {
+			select {
+			case lease <- p.bind(ref):
+				return
+			case <-abandoned:
+				p.forget(p.bind(ref))
+				err = failed(op, context.Canceled)
+			}
+		}
+		failure <- a.compensate(work, err)
+	}()
+	select {
+	case l := <-lease:
+		return l, nil
+	case err := <-failure:
+		return nil, err
+	case <-ctx.Done():
+	}
+	select {
+	case err := <-failure: // ended by itself just now, and knows more
+		return nil, err
+	default:
+	}
+	close(abandoned)
+	return nil, a.abandon(failed(op, ctxError(ctx)))
+}
+
+// acquisition is one acquisition under way.
+type acquisition struct {
+	p       *provider
+	op      string
+	request AcquireRequest
+	reuse   bool
+	ttl     int // minutes
+	began   time.Time
+
+	mu        sync.Mutex // guards what follows: the caller may leave, and take a record with it, at any time
+	creation  CreationOperation
+	submitted bool   // a creation request may have been sent
+	observed  string // id of the sandbox, once seen with name and labels right
+	phase     Phase  // under way
+	first     *Error // the first failure, with its phase and time
+}
+
+func (a *acquisition) enter(phase Phase) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.phase = phase
+}
+
+// see records the id of the sandbox before anything may be deleted by it.
+func (a *acquisition) see(id string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.observed = id
+}
+
+// run creates the sandbox and makes it a lease. The creation itself is on work, which the caller's cancellation does
+// not end: aborting the request would only lose its reply. All that follows is on step, which it ends.
+func (a *acquisition) run(work, step context.Context) (LeaseRef, error) {
+	id, err := a.create(work, step)
+	if err != nil {
+		return LeaseRef{}, err
+	}
+	a.see(id)
+	a.mu.Lock()
+	creation := a.creation
+	a.mu.Unlock()
+	t := target{id: id, name: creation.Name, labels: creation.Labels, credential: creation.Credential}
+	sb, err := a.p.drive(step, a.op, t, goalStarted)
+	if err != nil {
+		return LeaseRef{}, err
+	}
+	ref := LeaseRef{
+		Version: leaseRefVersion, Sandbox: id, Name: creation.Name, Scope: creation.Scope, Attempt: creation.Attempt,
+		Labels: creation.Labels, Account: a.p.account.attest(sb.OrganizationID), Credential: creation.Credential,
+		Reuse: a.reuse, CreatedAt: a.began.UTC().Round(0),
+	}
+	a.enter(PhaseExpiry)
+	if ref.ExpiresAt, err = a.confirmExpiry(sb); err != nil {
+		return LeaseRef{}, err
+	}
+	ref.Sentinel = sentinelToken(ref)
+	setup, err := a.p.setUp(step, a.op, a.p.client.Toolbox(sb), ref, a.enter)
+	if err != nil {
+		return LeaseRef{}, err
+	}
+	ref.Workspace, ref.Shell = setup.workspace, setup.shell
+	return ref, nil
+}
+
+// confirmExpiry returns the expiry that the provider reported, by its own clock. It fails closed: a lifetime that was
+// asked for and not confirmed would be a sandbox that nobody ends.
+func (a *acquisition) confirmExpiry(sb *daytona.Sandbox) (time.Time, error) {
+	if a.ttl == 0 {
+		return sb.AutoDestroyAt, nil
+	}
+	latest := time.Duration(a.ttl)*time.Minute + expirySlack
+	switch {
+	case sb.AutoDestroyAt.IsZero():
+		return time.Time{}, &Error{Op: a.op, Kind: KindRefused, Sandbox: sb.ID, Dispatched: DispatchedYes, Message: "the provider did not confirm the requested expiry"}
+	case !sb.CreatedAt.IsZero() && sb.AutoDestroyAt.Sub(sb.CreatedAt) > latest:
+		return time.Time{}, &Error{Op: a.op, Kind: KindRefused, Sandbox: sb.ID, Dispatched: DispatchedYes, Message: "the provider confirmed a later expiry than the requested one"}
+	}
+	return sb.AutoDestroyAt, nil
+}
+
+// create submits the creation once, and returns the id of the sandbox that it made. Only an answer that proves that
+// nothing was created (rate limit, foreign name) leads to another request.
+func (a *acquisition) create(work, step context.Context) (id string, err error) {
+	for renames := 0; ; {
+		if err := a.p.admit.enter(step); err != nil {
+			return "", failed(a.op, err)
+		}
+		sb, err := a.submit(work)
+		a.p.admit.leave()
+		if err == nil {
+			return a.created(work, sb)
+		}
+		var refusal *daytona.Error
+		if !errors.As(err, &refusal) {
+			return "", failed(a.op, err)
+		}
+		switch {
+		case refusal.Dispatch == daytona.DispatchNo:
+			a.mu.Lock()
+			a.submitted = false
+			a.mu.Unlock()
+			return "", failed(a.op, err)
+		case refusal.Status == 429:
+			a.p.admit.pause(a.refused(failed(a.op, err)).RetryAfter)
+		case refusal.NameTaken():
+			sb, err := a.sight(work, 0)
+			switch {
+			case err == nil:
+				return sb.ID, nil // our own attempt: its reply was lost on the way, or the request delivered twice
+			case !errors.Is(err, ErrNotOwned) || renames == renameLimit:
+				return "", err
+			}
+			renames++
+			a.mu.Lock()
+			a.creation = a.p.newCreation(a.request.Scope, a.reuse, a.request.Labels)
+			a.mu.Unlock()
+		case refusal.Structured && refusal.Status == 400:
+			// The runner may have failed after the sandbox was made: it stays behind, errored, under our name.
+			if sb, err := a.sight(work, 0); err == nil {
+				a.see(sb.ID)
+			} else if !errors.Is(err, ErrUncertain) {
+				return "", failed(a.op, refusal) // could not look: the envelope keeps it
+			} else {
+				return "", a.refused(failed(a.op, refusal))
+			}
+			return "", failed(a.op, refusal)
+		case refusal.Structured && refusal.Status < 500 && refusal.Status != 408:
+			return "", a.refused(failed(a.op, refusal))
+		default: // no answer, or one that does not say what happened
+			sb, sightErr := a.sight(work, sightingTime)
+			if sightErr == nil {
+				return sb.ID, nil
+			}
+			if errors.Is(sightErr, ErrNotOwned) {
+				return "", sightErr
+			}
+			uncertain := failed(a.op, refusal)
+			uncertain.Kind, uncertain.Retryable = KindUncertain, false
+			uncertain.Message = "the creation was not answered, and no sandbox of its name is visible yet"
+			return "", uncertain
+		}
+	}
+}
+
+// refused marks the creation as one that left nothing behind, by the provider's own answer.
+func (a *acquisition) refused(err *Error) *Error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.submitted = false
+	return err
+}
+
+func (a *acquisition) submit(work context.Context) (*daytona.Sandbox, error) {
+	cfg := &a.p.cfg
+	a.mu.Lock()
+	a.submitted = true
+	creation := a.creation
+	a.mu.Unlock()
+	ctx, cancel := context.WithTimeout(work, replyHold+cfg.CallTimeout)
+	defer cancel()
+	return a.p.client.Create(ctx, daytona.CreateRequest{
+		Name: creation.Name, Snapshot: cfg.Snapshot, Image: cfg.Image, Language: daytona.Language(cfg.Language),
+		Target: cfg.Target, Labels: creation.Labels,
+		Resources: daytona.Resources{CPU: cfg.Resources.CPU, GPU: cfg.Resources.GPU, Memory: cfg.Resources.Memory, Disk: cfg.Resources.Disk},
+		AutoStop:  cfg.AutoStopMinutes, AutoArchive: cfg.AutoArchiveMinutes, AutoDelete: cfg.AutoDeleteMinutes,
+		TTL: a.ttl,
+	})
+}
+
+// created checks the reply of the creation: it must be about the sandbox that was asked for.
+func (a *acquisition) created(work context.Context, sb *daytona.Sandbox) (id string, err error) {
+	a.mu.Lock()
+	t := a.creation.target()
+	a.mu.Unlock()
+	if identifierForm.MatchString(sb.ID) && t.owns(sb, "") {
+		return sb.ID, nil
+	}
+	if sb, err := a.sight(work, sightingTime); err == nil {
+		return sb.ID, nil
+	}
+	return "", &Error{Op: a.op, Kind: KindUncertain, Dispatched: DispatchedYes, Message: "the creation was answered with a sandbox that was not asked for"}
+}
+
+func (op CreationOperation) target() target {
+	return target{name: op.Name, labels: op.Labels, credential: op.Credential}
+}
+
+// sight looks for the creation's sandbox by its name, for up to patience.
+func (a *acquisition) sight(work context.Context, patience time.Duration) (*daytona.Sandbox, error) {
+	ctx, cancel := context.WithTimeout(work, max(patience, a.p.cfg.CallTimeout))
+	defer cancel()
+	a.mu.Lock()
+	t := a.creation.target()
+	a.mu.Unlock()
+	until := time.Now().Add(patience)
+	var pause backoff
+	for {
+		sb, err := a.p.read(ctx, a.op, t)
+		if err == nil || errors.Is(err, ErrNotOwned) {
+			return sb, err
+		}
+		if !time.Now().Before(until) || pause.wait(ctx, 0) != nil {
+			return nil, err
+		}
+	}
+}
+
+// compensate deletes what the acquisition made, on what is left of its budget, and returns the first failure. Where the
+// sandbox could not be proved gone, the error carries the envelope.
+func (a *acquisition) compensate(work context.Context, err error) *Error {
+	first := a.fail(failed(a.op, err))
+	a.mu.Lock()
+	submitted, observed, creation := a.submitted, a.observed, a.creation
+	a.mu.Unlock()
+	if !submitted {
+		return first
+	}
+	if observed == "" {
+		sb, err := a.sight(work, 0)
+		if err != nil {
+			first.Cleanup = creation.envelope(first.Phase, "")
+			a.p.log(first)
+			return first
+		}
+		observed = sb.ID
+		a.see(observed)
+	}
+	t := creation.target()
+	t.id = observed
+	if _, err := a.p.delete(work, a.op, t); err != nil {
+		first.Cleanup = creation.envelope(first.Phase, observed)
+	}
+	a.p.log(first)
+	return first
+}
+
+// fail fixes the first failure: whatever comes later, its phase and time stay. It returns a copy.
+func (a *acquisition) fail(err *Error) *Error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.first == nil {
+		err.Op, err.Phase, err.Elapsed, err.Budget = a.op, a.phase, time.Since(a.began), a.p.cfg.Timeout
+		if err.Sandbox == "" {
+			err.Sandbox = a.creation.Name
+		}
+		if a.observed != "" {
+			err.Sandbox = a.observed
+		}
+		a.first = err
+	}
+	first := *a.first
+	return &first
+}
+
+// abandon returns the error for a caller that leaves: the compensation goes on without it.
+func (a *acquisition) abandon(err *Error) *Error {
+	first := a.fail(err)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.submitted {
+		first.Cleanup = a.creation.envelope(first.Phase, a.observed)
+		if first.Dispatched == "" || first.Dispatched == DispatchedNo {
+			first.Dispatched = DispatchedUnknown
+		}
+	}
+	return first
+}
+
+// creationGate bounds the creations under way, and holds all of them back while the provider wants none.
+type creationGate struct {
+	slots *semaphore.Weighted
+
+	mu    sync.Mutex
+	opens time.Time // no creation before
+}
+
+// enter waits for a slot and for the gate to be open. If the gate opens after ctx's end, it fails at once.
+func (g *creationGate) enter(ctx context.Context) error {
+	if err := g.slots.Acquire(ctx, 1); err != nil {
+		return ctxError(ctx)
+	}
+	var pause backoff
+	for {
+		g.mu.Lock()
+		shut := time.Until(g.opens)
+		g.mu.Unlock()
+		if shut <= 0 {
+			return nil
+		}
+		if err := pause.wait(ctx, shut); err != nil {
+			g.slots.Release(1)
+			if ctx.Err() != nil {
+				return err
+			}
+			return &Error{Kind: KindRateLimited, Dispatched: DispatchedNo, Retryable: true, RetryAfter: shut, Message: "the provider wants no creation before the budget ends"}
+		}
+	}
+}
+
+func (g *creationGate) leave() { g.slots.Release(1) }
+
+// pause shuts the gate for the provider's wish, or a second if it has none.
+func (g *creationGate) pause(wish time.Duration) {
+	if wish <= 0 {
+		wish = time.Second
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if opens := time.Now().Add(wish); opens.After(g.opens) {
+		g.opens = opens
+	}
+}

@@ -1,0 +1,341 @@
+package leasehold
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"strings"
+	"time"
+
+	"github.com/leasehold-go/leasehold/internal/daytona"
+)
+
+const (
+	// replyHold is how long the API may hold the reply to a creation or a start until the sandbox runs.
+	replyHold = 30 * time.Second
+	// readAttempts bounds the repeats of one read that fails in a way that a repeat may mend.
+	readAttempts = 4
+	// refusalLimit is how many refusals of an action in a row, each followed by a fresh read that still asks for it,
+	// end the attempt. One refusal can be the answer to a state that has changed by the time it is read.
+	refusalLimit = 2
+)
+
+// goal is the state that a sandbox is driven to.
+type goal int
+
+const (
+	goalStarted goal = iota
+	goalStopped
+	goalArchived
+	goalDestroyed
+)
+
+// step is what is to be done next about a sandbox.
+type step int
+
+const (
+	stepWait step = iota // for the provider
+	stepDone
+	stepFail // no way from here to the goal
+	stepStart
+	stepRecover
+	stepStop
+	stepArchive
+	stepDelete
+)
+
+// next is the state machine of all operations: what to do about a sandbox in this state to bring it to the goal. A state
+// it does not know is waited for.
+func next(g goal, state daytona.State, recoverable bool) step {
+	switch state {
+	case daytona.StateDestroying, daytona.StateDestroyed:
+		return stepWait // until the API no longer knows the id, which ends every goal
+	}
+	if g == goalDestroyed {
+		return stepDelete
+	}
+	switch state {
+	case daytona.StateError:
+		if g == goalStarted && recoverable {
+			return stepRecover
+		}
+		return stepFail
+	case daytona.StateBuildFailed:
+		return stepFail
+	case daytona.StateStarted:
+		if g == goalStarted {
+			return stepDone
+		}
+		return stepStop
+	case daytona.StatePaused:
+		if g == goalStarted {
+			return stepStart
+		}
+		return stepStop // a paused sandbox holds its memory
+	case daytona.StateStopped:
+		switch g {
+		case goalStarted:
+			return stepStart
+		case goalArchived:
+			return stepArchive
+		}
+		return stepDone
+	case daytona.StateArchived:
+		if g == goalStarted {
+			return stepStart
+		}
+		return stepDone
+	case daytona.StateArchiving:
+		if g == goalStarted {
+			return stepWait
+		}
+		return stepDone // stopped, and on its way to cold storage
+	}
+	return stepWait
+}
+
+// target is a sandbox, with everything recorded about it that must match before it is touched.
+type target struct {
+	id         string // empty: only the name is known
+	name       string
+	labels     map[string]string
+	account    string // empty: not attested yet
+	credential string
+	expires    time.Time
+}
+
+func (r LeaseRef) target() target {
+	return target{id: r.Sandbox, name: r.Name, labels: r.Labels, account: r.Account, credential: r.Credential, expires: r.ExpiresAt}
+}
+
+// label returns what the target is called in errors.
+func (t target) label() string {
+	if t.id != "" {
+		return t.id
+	}
+	return t.name
+}
+
+// owns reports whether a sandbox that the API returned is the target: the id, the name, every recorded label and the
+// account. A deletion that was accepted changes the name to DESTROYED_<name>_<milliseconds>.
+func (t target) owns(sb *daytona.Sandbox, attested string) bool {
+	renamed := sb.State == daytona.StateDestroying || sb.State == daytona.StateDestroyed
+	switch {
+	case t.id != "" && sb.ID != t.id:
+		return false
+	case sb.Name != t.name && !(renamed && strings.HasPrefix(sb.Name, "DESTROYED_"+t.name+"_")):
+		return false
+	case t.account != "" && t.account != attested:
+		return false
+	}
+	for key, value := range t.labels {
+		if got, ok := sb.Labels[key]; !ok || got != value {
+			return false
+		}
+	}
+	return true
+}
+
+// read reads the target by id (else by name) and verifies that it is ours. Not-found of an id under the account that
+// the target belongs to is [KindGone]; not-found that proves nothing is [KindUncertain]. What a repeat may mend is
+// repeated a few times.
+func (p *provider) read(ctx context.Context, op string, t target) (*daytona.Sandbox, error) {
+	var pause backoff
+	for attempt := 1; ; attempt++ {
+		sb, err := p.readOnce(ctx, t)
+		if err == nil {
+			if t.owns(sb, p.account.attest(sb.OrganizationID)) {
+				return sb, nil
+			}
+			return nil, &Error{Op: op, Kind: KindNotOwned, Sandbox: t.label(), Dispatched: DispatchedYes, Message: "its name, labels or account differ from the recorded ones: nothing was done to it"}
+		}
+		mapped := failed(op, err)
+		mapped.Sandbox = t.label()
+		if mapped.Kind == KindNotFound {
+			return nil, p.absent(ctx, op, t)
+		}
+		if !mapped.Retryable || attempt == readAttempts {
+			return nil, mapped
+		}
+		if pause.wait(ctx, mapped.RetryAfter) != nil {
+			return nil, mapped
+		}
+	}
+}
+
+func (p *provider) readOnce(ctx context.Context, t target) (*daytona.Sandbox, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.cfg.CallTimeout)
+	defer cancel()
+	id := t.id
+	if id == "" {
+		id = t.name
+	}
+	return p.client.Get(ctx, id)
+}
+
+// readOwned reads a lease's sandbox.
+func (p *provider) readOwned(ctx context.Context, op string, ref LeaseRef) (*daytona.Sandbox, error) {
+	return p.read(ctx, op, ref.target())
+}
+
+// absent says what the API's own not-found means for the target. The API masks what our credential may not see as
+// not-found, so the account is attested before anything is concluded.
+func (p *provider) absent(ctx context.Context, op string, t target) error {
+	if t.id == "" {
+		return &Error{Op: op, Kind: KindUncertain, Sandbox: t.label(), HTTPStatus: 404, Dispatched: DispatchedYes, Message: "no sandbox of that name is visible, which does not prove that none will appear"}
+	}
+	if !p.account.holds(t.account, t.credential) {
+		listCtx, cancel := context.WithTimeout(ctx, p.cfg.CallTimeout)
+		defer cancel()
+		if items, _, err := p.client.List(listCtx, nil, 1); err == nil && len(items) > 0 {
+			p.account.attest(items[0].OrganizationID)
+		}
+	}
+	if !p.account.holds(t.account, t.credential) {
+		return &Error{Op: op, Kind: KindUncertain, Sandbox: t.label(), HTTPStatus: 404, Dispatched: DispatchedYes, Message: "not found, under a credential that is not proved to be of the sandbox's account"}
+	}
+	reason := ReasonNotFound
+	if !t.expires.IsZero() && !time.Now().Before(t.expires) {
+		reason = ReasonExpired
+	}
+	return &Error{Op: op, Kind: KindGone, Reason: reason, Sandbox: t.label(), HTTPStatus: 404, Dispatched: DispatchedYes, Message: "the sandbox no longer exists"}
+}
+
+// drive brings the target to the goal and returns the fresh read that shows it there. Each round reads the sandbox,
+// verifies that it is ours, and takes the one step that its state asks for; an answer to that step is never taken for
+// the fact. It ends with [KindGone] when the sandbox is proved lost, and with [KindTimeout] when ctx ends first.
+func (p *provider) drive(ctx context.Context, op string, t target, g goal) (*daytona.Sandbox, error) {
+	var (
+		pause    backoff
+		refusals int
+		losses   int // consecutive reads that said the container is lost
+		last     *daytona.Sandbox
+	)
+	for {
+		sb, err := p.read(ctx, op, t)
+		if err != nil {
+			mapped := failed(op, err)
+			if !mapped.Retryable {
+				return nil, outOfTime(ctx, mapped, last)
+			}
+			if pause.wait(ctx, mapped.RetryAfter) != nil {
+				return nil, outOfTime(ctx, mapped, last)
+			}
+			continue
+		}
+		last = sb
+		if g == goalStarted && sb.ContainerLost() {
+			if losses++; losses > 1 {
+				return nil, &Error{Op: op, Kind: KindGone, Reason: ReasonContainerLost, Sandbox: t.label(), Dispatched: DispatchedYes, Message: "the provider lost the sandbox's container"}
+			}
+			continue // a fresh read must confirm it
+		}
+		losses = 0
+		action := next(g, sb.State, sb.Recoverable)
+		var wish time.Duration
+		switch action {
+		case stepDone:
+			return sb, nil
+		case stepFail:
+			return sb, &Error{Op: op, Kind: KindBroken, Sandbox: t.label(), Dispatched: DispatchedYes, Message: "the sandbox is in an error state that it cannot leave; it was kept"}
+		case stepWait:
+		default:
+			err := p.act(ctx, sb.ID, action)
+			if err == nil {
+				pause, refusals = backoff{}, 0
+				continue
+			}
+			mapped := failed(op, err)
+			mapped.Sandbox = t.label()
+			switch {
+			case mapped.Kind == KindConflict, mapped.Kind == KindNotFound, mapped.Retryable:
+				wish = mapped.RetryAfter // the next read tells what became of it
+			case mapped.Kind == KindRefused && refusals+1 < refusalLimit:
+				refusals++
+			default:
+				return sb, outOfTime(ctx, mapped, last)
+			}
+		}
+		if err := pause.wait(ctx, wish); err != nil {
+			return sb, outOfTime(ctx, failed(op, err), last)
+		}
+	}
+}
+
+// act asks the provider for one step. The reply says that the request was accepted, at most.
+func (p *provider) act(ctx context.Context, id string, action step) error {
+	ctx, cancel := context.WithTimeout(ctx, replyHold+p.cfg.CallTimeout)
+	defer cancel()
+	switch action {
+	case stepStart:
+		return p.client.Start(ctx, id)
+	case stepRecover:
+		return p.client.Recover(ctx, id)
+	case stepStop:
+		return p.client.Stop(ctx, id)
+	case stepArchive:
+		return p.client.Archive(ctx, id)
+	case stepDelete:
+		return p.client.Delete(ctx, id)
+	}
+	return nil
+}
+
+// outOfTime turns err into a timeout that names the last known state, if it is the end of ctx that ended the attempt.
+func outOfTime(ctx context.Context, err *Error, last *daytona.Sandbox) *Error {
+	if ctx.Err() == nil {
+		return err
+	}
+	timeout := failed(err.Op, ctxError(ctx))
+	timeout.Sandbox, timeout.Dispatched = err.Sandbox, err.Dispatched
+	if last != nil && timeout.Kind == KindTimeout {
+		timeout.Sandbox = last.ID
+		timeout.Message = "the sandbox was still " + knownState(last.State) + " when the budget ended"
+	}
+	return timeout
+}
+
+// knownState returns a state for a message. A state that the library does not know is the provider's own text.
+func knownState(s daytona.State) string {
+	switch s {
+	case daytona.StateCreating, daytona.StateRestoring, daytona.StateDestroyed, daytona.StateDestroying,
+		daytona.StateStarted, daytona.StateStopped, daytona.StateStarting, daytona.StateStopping, daytona.StateError,
+		daytona.StateBuildFailed, daytona.StatePendingBuild, daytona.StateBuildingSnapshot, daytona.StateUnknown,
+		daytona.StatePullingSnapshot, daytona.StateArchived, daytona.StateArchiving, daytona.StateResizing,
+		daytona.StateSnapshotting, daytona.StateForking, daytona.StatePausing, daytona.StatePaused,
+		daytona.StateResuming:
+		return string(s)
+	}
+	return "in a state this version does not know"
+}
+
+// backoff spaces repeats: 25 ms, doubled each time up to one second. The zero value starts anew.
+type backoff struct{ last time.Duration }
+
+// wait waits for the next interval, or for the provider's wish if that is longer, and then up to a tenth more, so that
+// many waiters do not return together. It returns the context's end at once if it comes first, or must come first.
+func (b *backoff) wait(ctx context.Context, wish time.Duration) error {
+	b.last = min(max(2*b.last, 25*time.Millisecond), time.Second)
+	pause := max(b.last, wish)
+	pause += rand.N(pause/10 + 1)
+	if deadline, ok := ctx.Deadline(); ok && wish > 0 && time.Until(deadline) <= pause {
+		return context.DeadlineExceeded
+	}
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctxError(ctx)
+	}
+}
+
+// ctxError returns why ctx ended, such that both the context's own error and a custom cause can be found in it.
+func ctxError(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if err == nil || errors.Is(cause, err) {
+		return cause
+	}
+	return errors.Join(err, cause)
+}

@@ -1,0 +1,186 @@
+package leasehold
+
+import (
+	"context"
+	"errors"
+	"time"
+)
+
+// ReceiptState is what a fresh read showed of a sandbox.
+type ReceiptState string
+
+// The receipts.
+const (
+	ReceiptStopped   ReceiptState = "stopped"   // stopped, or archived
+	ReceiptDestroyed ReceiptState = "destroyed" // the API no longer knows its id
+)
+
+// Receipt is issued after a read that showed the state, never for a request that was merely accepted.
+type Receipt struct {
+	Sandbox string       `json:"sandbox"` // id
+	State   ReceiptState `json:"state"`
+	At      time.Time    `json:"at"` // when it was read, by the host's clock
+}
+
+// ReleaseOptions change what [Provider.Release] does. The zero value stops a reusable sandbox and deletes another one.
+type ReleaseOptions struct {
+	// Retain stops the sandbox even if it is not reusable, after having switched off its automatic deletion and read
+	// that back: it stays until it is resumed or destroyed, or its lifetime ends.
+	Retain bool
+	// Archive moves the stopped sandbox to cold storage, where it does not count against the storage quota. The
+	// receipt says stopped: it does not wait for the move to end.
+	Archive bool
+}
+
+// Release implements [Provider].
+func (p *provider) Release(ctx context.Context, ref LeaseRef, options ReleaseOptions) (_ Receipt, err error) {
+	return p.giveBack(ctx, "release", ref, func(work context.Context, op string) (Receipt, error) {
+		if options.Retain {
+			if receipt, err := p.retain(work, op, ref); err != nil || receipt.State != "" {
+				return receipt, err
+			}
+		}
+		switch {
+		case options.Archive:
+			return p.stop(work, op, ref, goalArchived, PhaseArchive)
+		case options.Retain || ref.Reuse:
+			return p.stop(work, op, ref, goalStopped, PhaseStop)
+		}
+		receipt, err := p.delete(work, op, ref.target())
+		return receipt, inPhase(PhaseDelete, err)
+	})
+}
+
+// Destroy implements [Provider].
+func (p *provider) Destroy(ctx context.Context, ref LeaseRef) (_ Receipt, err error) {
+	return p.giveBack(ctx, "destroy", ref, func(work context.Context, op string) (Receipt, error) {
+		receipt, err := p.delete(work, op, ref.target())
+		return receipt, inPhase(PhaseDelete, err)
+	})
+}
+
+// giveBack ends the lease's activities and then its sandbox. The lease is closed whatever comes of it: giving back can
+// be repeated, using the lease cannot be resumed but by [Provider.Resume].
+func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, end func(work context.Context, op string) (Receipt, error)) (_ Receipt, err error) {
+	ctx, span := p.span(ctx, op)
+	defer func() { endSpan(span, err) }()
+	if err := ref.check(op); err != nil {
+		return Receipt{}, err
+	}
+	work, finish, err := p.start(ctx, op)
+	if err != nil {
+		return Receipt{}, err
+	}
+	return background(ctx, op, func() (Receipt, error) {
+		defer finish()
+		l, unlock, err := p.lockLifecycle(work, op, ref)
+		if err != nil {
+			return Receipt{}, err
+		}
+		defer unlock()
+		defer p.forget(l)
+		if l.hasClosers() {
+			// Nothing of the sandbox is touched, its sessions included, before it is known to be ours.
+			if _, err := p.read(work, op, ref.target()); errors.Is(err, ErrNotOwned) {
+				l.abandon()
+				p.log(failed(op, err))
+				return Receipt{}, err
+			}
+		}
+		drain, cancel := context.WithTimeout(work, drainTime)
+		defer cancel()
+		l.close(drain)
+		receipt, err := end(work, op)
+		if err != nil {
+			p.log(failed(op, err))
+		}
+		return receipt, err
+	})
+}
+
+// stop stops the sandbox. One that turns out to be gone is as good as destroyed, and the receipt says so.
+func (p *provider) stop(ctx context.Context, op string, ref LeaseRef, g goal, phase Phase) (Receipt, error) {
+	sb, err := p.drive(ctx, op, ref.target(), g)
+	if errors.Is(err, ErrGone) {
+		return Receipt{Sandbox: ref.Sandbox, State: ReceiptDestroyed, At: time.Now()}, nil
+	}
+	if err != nil {
+		return Receipt{}, inPhase(phase, err)
+	}
+	return Receipt{Sandbox: sb.ID, State: ReceiptStopped, At: time.Now()}, nil
+}
+
+// retain switches off automatic deletion, and believes only a fresh read of it.
+func (p *provider) retain(ctx context.Context, op string, ref LeaseRef) (Receipt, error) {
+	const never = -1
+	var pause backoff
+	for attempt := 1; ; attempt++ {
+		sb, err := p.read(ctx, op, ref.target())
+		switch {
+		case errors.Is(err, ErrGone):
+			return Receipt{Sandbox: ref.Sandbox, State: ReceiptDestroyed, At: time.Now()}, nil
+		case err != nil:
+			return Receipt{}, inPhase(PhaseRetain, err)
+		case sb.AutoDelete != nil && *sb.AutoDelete == never:
+			return Receipt{}, nil
+		case attempt > readAttempts:
+			return Receipt{}, &Error{Op: op, Kind: KindUncertain, Phase: PhaseRetain, Sandbox: ref.Sandbox, Dispatched: DispatchedYes, Message: "the provider did not confirm that automatic deletion is off; the sandbox was not stopped"}
+		case attempt > 1:
+			if err := pause.wait(ctx, 0); err != nil {
+				return Receipt{}, inPhase(PhaseRetain, failed(op, err))
+			}
+		}
+		callCtx, cancel := context.WithTimeout(ctx, p.cfg.CallTimeout)
+		err = p.client.SetAutoDelete(callCtx, ref.Sandbox, never)
+		cancel()
+		if mapped := failed(op, err); err != nil && !mapped.Retryable && mapped.Kind != KindConflict {
+			mapped.Sandbox = ref.Sandbox
+			return Receipt{}, inPhase(PhaseRetain, mapped)
+		}
+	}
+}
+
+// inPhase names the phase in which err happened, if it has none.
+func inPhase(phase Phase, err error) error {
+	if err == nil {
+		return nil
+	}
+	mapped := failed("", err)
+	if mapped.Phase == "" {
+		mapped.Phase = phase
+	}
+	return mapped
+}
+
+// ProbeReport is what a probe found.
+type ProbeReport struct {
+	Sandbox   string // id
+	Workspace string // absolute directory in the sandbox
+	Shell     string // bash or sh
+	Acquire   time.Duration
+	Destroy   time.Duration
+}
+
+// Probe implements [Provider].
+func (p *provider) Probe(ctx context.Context, request AcquireRequest) (ProbeReport, error) {
+	const op = "probe"
+	var report ProbeReport
+	began := time.Now()
+	l, err := p.acquire(ctx, op, request, false)
+	report.Acquire = time.Since(began)
+	if err != nil {
+		return report, err
+	}
+	ref := l.Ref()
+	report.Sandbox, report.Workspace, report.Shell = ref.Sandbox, ref.Workspace, ref.Shell
+	began = time.Now()
+	// The sandbox is nobody's but the probe's: the caller's end must not leave it behind.
+	_, err = p.Destroy(context.WithoutCancel(ctx), ref)
+	report.Destroy = time.Since(began)
+	if err != nil {
+		mapped := failed(op, err)
+		mapped.Cleanup = (CreationOperation{Attempt: ref.Attempt, Name: ref.Name, Scope: ref.Scope, Labels: ref.Labels, Credential: ref.Credential}).envelope(PhaseSentinel, ref.Sandbox)
+		return report, mapped
+	}
+	return report, nil
+}

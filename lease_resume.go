@@ -1,0 +1,88 @@
+package leasehold
+
+import (
+	"context"
+	"time"
+)
+
+// drainTime bounds the wait for commands and transfers that are under way when their lease is given back.
+const drainTime = 10 * time.Second
+
+// Resume implements [Provider].
+func (p *provider) Resume(ctx context.Context, ref LeaseRef) (_ *Lease, err error) {
+	const op = "resume"
+	ctx, span := p.span(ctx, op)
+	defer func() { endSpan(span, err) }()
+	if err := ref.check(op); err != nil {
+		return nil, err
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, failed(op, ctxError(ctx))
+	}
+	shared := p.resumes.DoChan(ref.key(), func() (any, error) {
+		work, finish, err := p.start(context.WithoutCancel(ctx), op)
+		if err != nil {
+			return nil, err
+		}
+		defer finish()
+		return p.resume(work, op, ref)
+	})
+	select {
+	case result := <-shared:
+		if result.Err != nil {
+			return nil, failed(op, result.Err)
+		}
+		return result.Val.(*Lease), nil
+	case <-ctx.Done():
+		return nil, failed(op, ctxError(ctx))
+	}
+}
+
+// resume proves each thing before the next: that the sandbox is there and ours, that it runs, and that its workspace is
+// the lease's. Until then nothing is written to it, and whatever fails, it is kept.
+func (p *provider) resume(work context.Context, op string, ref LeaseRef) (*Lease, error) {
+	l, release, err := p.lockLifecycle(work, op, ref)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	began := time.Now()
+	sb, err := p.drive(work, op, ref.target(), goalStarted)
+	if err != nil {
+		mapped := failed(op, err)
+		mapped.Phase, mapped.Elapsed, mapped.Budget = PhaseStart, time.Since(began), p.cfg.Timeout
+		p.log(mapped)
+		return nil, mapped
+	}
+	box := p.client.Toolbox(sb)
+	if err := p.verify(work, op, box, ref); err != nil {
+		mapped := failed(op, err)
+		mapped.Phase, mapped.Elapsed, mapped.Budget = PhaseSentinel, time.Since(began), p.cfg.Timeout
+		p.log(mapped)
+		return nil, mapped
+	}
+	l.mu.Lock()
+	l.box = box
+	l.mu.Unlock()
+	return l, nil
+}
+
+// lockLifecycle returns the open lease of ref, with the right to start, stop or delete its sandbox until release is
+// called.
+func (p *provider) lockLifecycle(ctx context.Context, op string, ref LeaseRef) (l *Lease, release func(), err error) {
+	for {
+		l := p.bind(ref)
+		select {
+		case l.lifecycle <- struct{}{}:
+		case <-ctx.Done():
+			return nil, nil, failed(op, ctxError(ctx))
+		}
+		l.mu.Lock()
+		closed := l.closed
+		l.mu.Unlock()
+		if !closed {
+			return l, func() { <-l.lifecycle }, nil
+		}
+		<-l.lifecycle // it was given back while we waited: the next bind makes a new one
+	}
+}

@@ -1,0 +1,207 @@
+package leasehold
+
+import (
+	"context"
+	"sync"
+
+	"golang.org/x/sync/semaphore"
+	"golang.org/x/sync/singleflight"
+
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/leasehold-go/leasehold/internal/daytona"
+)
+
+// Provider gives and takes back leases. It is safe for concurrent use. Every method returns promptly when ctx ends; what
+// it began by then is finished or undone in the background, bounded by [Config.Timeout]. Errors are [*Error].
+type Provider interface {
+	// Acquire creates a sandbox and returns when its workspace is ready. A failure leaves no sandbox behind, or says
+	// so: then Error.Cleanup holds what [Provider.Cleanup] needs.
+	Acquire(ctx context.Context, request AcquireRequest) (*Lease, error)
+	// Resume starts the lease's sandbox if it does not run, proves that its workspace is the lease's, and returns the
+	// lease. It fails with [ErrGone] only if the loss is proved; after every other error the sandbox is kept, and
+	// Resume may be called again. Concurrent calls for one lease share one attempt.
+	Resume(ctx context.Context, ref LeaseRef) (*Lease, error)
+	// Bind returns the lease for a stored reference without any request. The first use of the lease reads the sandbox
+	// and verifies that it is ours; it does not start it.
+	Bind(ref LeaseRef) (*Lease, error)
+	// Release gives the lease back: a reusable sandbox is stopped, another one deleted, unless options say otherwise.
+	// The receipt is issued after a fresh read that shows it.
+	Release(ctx context.Context, ref LeaseRef, options ReleaseOptions) (Receipt, error)
+	// Destroy deletes the lease's sandbox, whatever its state, and returns when a fresh read shows that it is gone.
+	Destroy(ctx context.Context, ref LeaseRef) (Receipt, error)
+	// Probe proves that leases can be had: it acquires one, and destroys it. It reports where it failed.
+	Probe(ctx context.Context, request AcquireRequest) (ProbeReport, error)
+	// Inspect looks, without changing anything, for the sandbox of a creation that could not be accounted for. Store
+	// the envelope it returns before calling Cleanup.
+	Inspect(ctx context.Context, envelope CleanupEnvelope) (CleanupEnvelope, error)
+	// Cleanup deletes the sandbox that Inspect observed, and returns when a fresh read shows that it is gone. It fails
+	// with [ErrUncertain] for an envelope without an observed id, without having deleted anything.
+	Cleanup(ctx context.Context, envelope CleanupEnvelope) (Receipt, error)
+	// Close refuses new calls, waits until ctx ends for what is still under way in the background, cancels the rest,
+	// and closes idle connections. It releases no lease: a lease outlives its host. A local provider also ends its
+	// backend, and every sandbox and process in it. Later calls return nil.
+	Close(ctx context.Context) error
+}
+
+// provider is the one implementation of [Provider].
+type provider struct {
+	cfg     Config
+	client  *daytona.Client
+	tracer  trace.Tracer
+	account account
+	admit   *creationGate
+	onClose func() error // ends the embedded backend; nil without one
+
+	resumes singleflight.Group // by LeaseRef.key
+
+	work   context.Context // parent of everything that outlives a call; ended by Close
+	cancel context.CancelFunc
+	tasks  sync.WaitGroup
+
+	mu     sync.Mutex
+	closed bool
+	leases map[string]*Lease // by LeaseRef.key
+}
+
+// New returns a provider on the Daytona control plane at config's URL. It sends nothing. It fails with [ErrInvalid], naming
+// every problem of config.
+func New(config Config) (Provider, error) {
+	return newProvider(config)
+}
+
+func newProvider(config Config) (*provider, error) {
+	cfg, err := config.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	p := &provider{
+		cfg:    cfg,
+		tracer: noop.NewTracerProvider().Tracer(""),
+		admit:  &creationGate{slots: semaphore.NewWeighted(int64(cfg.MaxCreations))},
+		leases: make(map[string]*Lease),
+	}
+	if cfg.TracerProvider != nil {
+		p.tracer = cfg.TracerProvider.Tracer("github.com/leasehold-go/leasehold")
+	}
+	p.client, err = daytona.New(daytona.Config{APIURL: cfg.APIURL, APIKey: cfg.APIKey, Transport: cfg.Transport, Observe: p.observed})
+	if err != nil {
+		return nil, &Error{Op: "configure", Kind: KindInvalid, Dispatched: DispatchedNo, Message: "the client could not be made"}
+	}
+	p.account = newAccount(cfg.APIURL, cfg.APIKey)
+	p.work, p.cancel = context.WithCancel(context.Background())
+	return p, nil
+}
+
+// Close implements [Provider].
+func (p *provider) Close(ctx context.Context) error {
+	p.mu.Lock()
+	again := p.closed
+	p.closed = true
+	p.mu.Unlock()
+	if again {
+		return nil
+	}
+	settled := make(chan struct{})
+	go func() {
+		defer close(settled)
+		p.tasks.Wait()
+	}()
+	var err error
+	select {
+	case <-settled:
+	case <-ctx.Done():
+		err = failed("close", ctxError(ctx))
+	}
+	p.cancel()
+	<-settled
+	p.client.Close()
+	if p.onClose != nil {
+		if closeErr := p.onClose(); err == nil && closeErr != nil {
+			err = &Error{Op: "close", Kind: KindIO, Message: "the embedded backend did not end cleanly", cause: closeErr}
+		}
+	}
+	return err
+}
+
+// start admits a call and returns the context of its work: it keeps ctx's values, ends after the provider's budget or
+// with the provider, and not with ctx. finish must be called when the work is done.
+func (p *provider) start(ctx context.Context, op string) (work context.Context, finish func(), err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return nil, nil, &Error{Op: op, Kind: KindClosed, Dispatched: DispatchedNo, Message: "the provider is closed"}
+	}
+	if ctx.Err() != nil {
+		return nil, nil, failed(op, ctxError(ctx))
+	}
+	p.tasks.Add(1)
+	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.cfg.Timeout)
+	stop := context.AfterFunc(p.work, cancel)
+	return work, sync.OnceFunc(func() {
+		stop()
+		cancel()
+		p.tasks.Done()
+	}), nil
+}
+
+// bind returns the one lease of ref, making it if there is none.
+func (p *provider) bind(ref LeaseRef) *Lease {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	l := p.leases[ref.key()]
+	if l == nil {
+		l = newLease(p, ref)
+		p.leases[ref.key()] = l
+	}
+	return l
+}
+
+// forget drops a lease that was given back, so that a later resume makes a new one.
+func (p *provider) forget(l *Lease) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.leases[l.ref.key()] == l {
+		delete(p.leases, l.ref.key())
+	}
+}
+
+// Bind implements [Provider].
+func (p *provider) Bind(ref LeaseRef) (*Lease, error) {
+	if err := ref.check("bind"); err != nil {
+		return nil, err
+	}
+	p.mu.Lock()
+	closed := p.closed
+	p.mu.Unlock()
+	if closed {
+		return nil, &Error{Op: "bind", Kind: KindClosed, Sandbox: ref.Sandbox, Dispatched: DispatchedNo, Message: "the provider is closed"}
+	}
+	return p.bind(ref), nil
+}
+
+// background runs f to its end, and returns what it returned or, once ctx ends, why ctx ended.
+func background[T any](ctx context.Context, op string, f func() (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	done := make(chan result, 1)
+	go func() {
+		value, err := f()
+		done <- result{value, err}
+	}()
+	select {
+	case r := <-done:
+		return r.value, r.err
+	case <-ctx.Done():
+	}
+	select {
+	case r := <-done: // ended just now, and is not to be lost
+		return r.value, r.err
+	default:
+		var none T
+		return none, failed(op, ctxError(ctx))
+	}
+}
