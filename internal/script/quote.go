@@ -10,8 +10,8 @@ import (
 // ErrNUL reports a NUL byte in something that a shell must carry. No shell word can hold one.
 var ErrNUL = errors.New("a shell word cannot hold a NUL byte")
 
-// Quote returns s as one word of a POSIX shell, whatever bytes it holds: newlines, quotes, invalid UTF-8. The empty
-// string becomes ''. A NUL byte cannot be quoted: callers refuse it first, see [CheckWord].
+// Quote returns s as one word of a POSIX shell, whatever bytes it holds: newlines, quotes, invalid UTF-8. A NUL byte cannot be
+// quoted: callers refuse it first, see [CheckWord].
 func Quote(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }

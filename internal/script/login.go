@@ -1,0 +1,148 @@
+package script
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// Profiles says which start-up files a command's environment comes from.
+type Profiles int
+
+// The profile policies.
+const (
+	// LoginProfiles reads what a login shell would: /etc/profile, ~/.profile, ~/.bash_profile or else ~/.bashrc,
+	// ~/.zprofile. The daemon's shells are not login shells, and images put their tools on PATH in these files.
+	LoginProfiles Profiles = iota
+	// NoProfiles starts from the daemon's environment alone.
+	NoProfiles
+)
+
+// MaxWord is the longest single argument or environment string that Linux lets a process be started with
+// (MAX_ARG_STRLEN: 32 pages, its final NUL included). A command's script travels as one such argument.
+const MaxWord = 128<<10 - 1
+
+// Login is one command in the environment of a login shell.
+type Login struct {
+	Profiles Profiles
+	Dir      string            // absolute; the command does not run if it cannot be entered
+	Env      map[string]string // wins over profiles and over the defaults of git; nothing is unset
+	Args     []string          // program and arguments, or
+	Script   string            // a script for /bin/sh, when Args is empty
+	// Mark is printed, followed by a letter and a newline, just before the command takes over: see [Mark]. Empty: nothing is.
+	Mark Mark
+}
+
+// gitDefaults keep git from waiting for a terminal that is not there.
+var gitDefaults = map[string]string{
+	"GIT_TERMINAL_PROMPT": "0",
+	"GCM_INTERACTIVE":     "Never",
+	"GIT_ASKPASS":         "echo",
+	"SSH_ASKPASS":         "echo",
+	"SSH_ASKPASS_REQUIRE": "force",
+}
+
+// shell returns shell text that chooses the shell for [Login.Text] into the variable name, without a fork: bash for
+// profiles if there is one, since profiles are often written for it, else /bin/sh.
+func (l Login) shell(name string) string {
+	if l.Profiles == NoProfiles {
+		return name + "=/bin/sh"
+	}
+	return "if command -v bash >/dev/null; then " + name + "=bash; else " + name + "=/bin/sh; fi"
+}
+
+// Check returns an error if the command cannot be written as a script: a NUL byte, an environment key that is not an
+// identifier, a program name that env or exec would take for something else, a string beyond [MaxWord].
+func (l Login) Check() error {
+	if err := CheckWord(l.Dir); err != nil {
+		return fmt.Errorf("directory: %w", err)
+	}
+	for _, key := range slices.Sorted(maps.Keys(l.Env)) {
+		if !ValidKey(key) {
+			return fmt.Errorf("environment: a key must match [A-Za-z_][A-Za-z0-9_]*")
+		}
+		if err := CheckWord(l.Env[key]); err != nil {
+			return fmt.Errorf("environment variable %s: %w", key, err)
+		}
+		if len(key)+1+len(l.Env[key]) > MaxWord {
+			return fmt.Errorf("environment variable %s: longer than the %d bytes that one string may have", key, MaxWord)
+		}
+	}
+	for i, arg := range l.Args {
+		if err := CheckWord(arg); err != nil {
+			return fmt.Errorf("argument %d: %w", i, err)
+		}
+		if len(arg) > MaxWord {
+			return fmt.Errorf("argument %d: longer than the %d bytes that one argument may have", i, MaxWord)
+		}
+	}
+	if len(l.Args) > 0 {
+		if l.Args[0] == "" || strings.HasPrefix(l.Args[0], "-") {
+			return fmt.Errorf("argument 0: a program's name cannot be empty or start with a dash")
+		}
+	} else if err := CheckWord(l.Script); err != nil {
+		return fmt.Errorf("script: %w", err)
+	}
+	if n := len(l.Text()); n > MaxWord {
+		return fmt.Errorf("the command takes %d bytes as a shell script, and one may have %d (MAX_ARG_STRLEN)", n, MaxWord)
+	}
+	return nil
+}
+
+// Text returns the script for `sh -c`. It replaces itself by the command, so that the command's own exit or signal is
+// what its parent sees. Profiles are sourced at top level (inside a function their `declare -x` would be local), with no
+// positional parameters, no input and no output, and whatever they do (fail, exit, set -e, not parse) the command still
+// runs: the EXIT trap leads to it too. Only a profile that replaces the shell keeps it from running, and then the mark is
+// missing. Variables go through env, since shells hold some of them read-only.
+func (l Login) Text() string {
+	var b strings.Builder
+	command := l.command()
+	if l.Profiles == NoProfiles {
+		b.WriteString(command)
+		return b.String()
+	}
+	b.WriteString("exec 7<&0 8>&1 9>&2 </dev/null >/dev/null 2>&1\n")
+	b.WriteString("_leasehold_main() {\nset +eux\ntrap - EXIT\nexec <&7 >&8 2>&9 7<&- 8>&- 9>&-\n")
+	b.WriteString(command)
+	b.WriteString("}\ntrap _leasehold_main EXIT\n")
+	b.WriteString("if [ -r /etc/profile ]; then . /etc/profile; fi\n")
+	b.WriteString("if [ -r \"${HOME:-}/.profile\" ]; then . \"${HOME:-}/.profile\"; fi\n")
+	b.WriteString("if [ -r \"${HOME:-}/.bash_profile\" ]; then . \"${HOME:-}/.bash_profile\"\n")
+	b.WriteString("elif [ -r \"${HOME:-}/.bashrc\" ]; then . \"${HOME:-}/.bashrc\"; fi\n")
+	b.WriteString("if [ -r \"${HOME:-}/.zprofile\" ]; then . \"${HOME:-}/.zprofile\"; fi\n")
+	b.WriteString("_leasehold_main\n")
+	return b.String()
+}
+
+// command returns the lines that enter the directory and become the command.
+func (l Login) command() string {
+	var b strings.Builder
+	if l.Dir != "" {
+		b.WriteString("command cd -- " + Quote(l.Dir) + " || ")
+		if l.Mark != "" {
+			b.WriteString("{ " + l.Mark.print(markNoDir) + "; exit 125; }\n")
+		} else {
+			b.WriteString("exit 125\n")
+		}
+	}
+	if l.Mark != "" {
+		b.WriteString(l.Mark.print(markStarted) + "\n")
+	}
+	env := maps.Clone(gitDefaults)
+	maps.Copy(env, l.Env)
+	b.WriteString("exec env")
+	for _, key := range slices.Sorted(maps.Keys(env)) {
+		b.WriteString(" " + Quote(key+"="+env[key]))
+	}
+	switch {
+	case len(l.Args) == 0:
+		b.WriteString(" /bin/sh -c " + Quote(l.Script) + " sh")
+	case strings.Contains(l.Args[0], "="): // env would take it for a variable
+		b.WriteString(` /bin/sh -c 'exec "$0" "$@"' ` + QuoteAll(l.Args))
+	default:
+		b.WriteString(" " + QuoteAll(l.Args))
+	}
+	b.WriteString("\n")
+	return b.String()
+}
