@@ -72,10 +72,8 @@ func (r LeaseRef) check(op string) error {
 	checkIdentifier(&p, "LeaseRef.Name", r.Name, true)
 	checkIdentifier(&p, "LeaseRef.Attempt", r.Attempt, true)
 	r.Scope.check(&p, "LeaseRef.Scope")
-	if !strings.HasSuffix(r.Name, "create-"+r.Attempt) {
-		p.add("LeaseRef.Name", "does not end in its attempt")
-	}
 	checkLabels(&p, "LeaseRef.Labels", r.Labels)
+	checkCreationLabels(&p, "LeaseRef", r.Name, r.Attempt, r.Scope, r.Labels)
 	checkFingerprint(&p, "LeaseRef.Account", r.Account)
 	checkFingerprint(&p, "LeaseRef.Credential", r.Credential)
 	checkFingerprint(&p, "LeaseRef.Sentinel", r.Sentinel)
