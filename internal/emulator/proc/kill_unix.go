@@ -5,6 +5,7 @@ package proc
 import (
 	"os"
 	"os/exec"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -93,35 +94,48 @@ func freeze(find func() ([]process, error)) ([]process, error) {
 	}
 }
 
-// KillTree ends one process of the group with its process group and its descendants, as the toolbox daemon ends a
+// KillTree is KillTrees for one process.
+func (g *Group) KillTree(pid int, grace time.Duration) { g.KillTrees([]int{pid}, grace) }
+
+// KillTrees ends processes of the group with their process groups and their descendants, as the toolbox daemon ends a
 // session: SIGTERM to all of them, then SIGKILL to those that are still there after the grace period, and to what
-// they started meanwhile. It returns when they are gone, usually within milliseconds. What has left both the group and
-// the tree, such as a daemon that forked twice and called setsid, lives on until Kill.
-func (g *Group) KillTree(pid int, grace time.Duration) {
-	members, err := g.members()
-	if err != nil {
-		return
-	}
-	targets := tree(members, func(p process) bool { return p.pid == pid || p.group == pid })
-	for _, p := range targets {
-		signal(p.pid, syscall.SIGTERM)
-		// A stopped process would only see SIGTERM once it goes on.
-		signal(p.pid, syscall.SIGCONT)
-	}
-	for waited := time.Duration(0); waited < grace && anyAlive(targets); waited += termPoll {
-		pause(termPoll)
-	}
-	known := make(map[int]string, len(targets))
-	for _, p := range targets {
-		known[p.pid] = p.birth
+// they started meanwhile. Without a grace period there is no SIGTERM. It returns when they are gone, usually within
+// milliseconds. What has left both the group and the tree, such as a daemon that forked twice and called setsid, lives
+// on until Kill.
+func (g *Group) KillTrees(pids []int, grace time.Duration) {
+	// The members are those of the sandbox, so a number that is in use again elsewhere harms nobody.
+	root := func(p process) bool { return slices.Contains(pids, p.pid) || slices.Contains(pids, p.group) }
+	known := make(map[int]string)
+	if grace > 0 {
+		members, err := g.members()
+		if err != nil {
+			return
+		}
+		targets := tree(members, root)
+		for _, p := range targets {
+			known[p.pid] = p.birth
+			signal(p.pid, syscall.SIGTERM)
+			signal(p.pid, syscall.SIGCONT) // a stopped process sees SIGTERM only once it goes on
+		}
+		for waited := time.Duration(0); waited < grace && anyAlive(targets); waited += termPoll {
+			pause(termPoll)
+		}
 	}
 	_ = killAll(func() ([]process, error) {
 		members, err := g.members()
 		return tree(members, func(p process) bool {
 			birth, ok := known[p.pid]
-			return p.group == pid || ok && birth == p.birth
+			return root(p) || ok && birth == p.birth
 		}), err
 	})
+}
+
+// KillProcessGroup sends SIGKILL to the process group that one started process leads, and waits for nothing. The
+// process must not have been reaped.
+func (g *Group) KillProcessGroup(pid int) {
+	if pid > 1 {
+		_ = syscall.Kill(-pid, syscall.SIGKILL)
+	}
 }
 
 // tree returns the processes that root accepts, and their descendants.

@@ -32,5 +32,11 @@ func (s *Supervisor) killAll(groups []*Group) error { return nil }
 // KillTree does nothing on this system.
 func (g *Group) KillTree(pid int, grace time.Duration) {}
 
+// KillTrees does nothing on this system.
+func (g *Group) KillTrees(pids []int, grace time.Duration) {}
+
+// KillProcessGroup does nothing on this system.
+func (g *Group) KillProcessGroup(pid int) {}
+
 // Processes returns nothing on this system.
 func (g *Group) Processes() ([]int, error) { return nil, nil }
