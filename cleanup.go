@@ -171,12 +171,17 @@ func (p *provider) Inspect(ctx context.Context, envelope CleanupEnvelope) (Clean
 	}
 	return background(ctx, op, func() (CleanupEnvelope, error) {
 		defer finish()
-		sb, err := p.read(work, op, envelope.target())
-		if err != nil {
-			return envelope, err
+		if envelope.Observed == "" {
+			envelope.Observed = p.sighting(envelope.Attempt)
 		}
-		envelope.Observed = sb.ID
-		return envelope, nil
+		sb, err := p.read(work, op, envelope.target())
+		switch {
+		case err == nil:
+			envelope.Observed = sb.ID
+		case envelope.Observed != "" && errors.Is(err, ErrGone):
+			err = nil // Cleanup will say so, with a receipt
+		}
+		return envelope, err
 	})
 }
 
@@ -195,7 +200,11 @@ func (p *provider) Cleanup(ctx context.Context, envelope CleanupEnvelope) (Recei
 	}
 	return background(ctx, op, func() (Receipt, error) {
 		defer finish()
-		return p.delete(work, op, envelope.target())
+		receipt, err := p.delete(work, op, envelope.target())
+		if err == nil {
+			p.accounted(envelope.Attempt)
+		}
+		return receipt, err
 	})
 }
 

@@ -139,6 +139,7 @@ type acquisition struct {
 	observed  string // id of the sandbox, once seen with name and labels right
 	phase     Phase  // under way
 	first     *Error // the first failure, with its phase and time
+	left      bool   // the caller has gone, with an envelope that may lack the id
 }
 
 func (a *acquisition) enter(phase Phase) {
@@ -152,6 +153,9 @@ func (a *acquisition) see(id string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.observed = id
+	if a.left {
+		a.p.sighted(a.creation.Attempt, id)
+	}
 }
 
 // run creates the sandbox and makes it a lease. The creation itself is on work, which the caller's cancellation does
@@ -383,6 +387,7 @@ func (a *acquisition) abandon(err *Error) *Error {
 	first := a.fail(err)
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.left = true
 	if a.submitted {
 		first.Cleanup = a.creation.envelope(first.Phase, a.observed)
 		if first.Dispatched == "" || first.Dispatched == DispatchedNo {

@@ -34,7 +34,8 @@ type Provider interface {
 	// Probe proves that leases can be had: it acquires one, and destroys it. It reports where it failed.
 	Probe(ctx context.Context, request AcquireRequest) (ProbeReport, error)
 	// Inspect looks, without changing anything, for the sandbox of a creation that could not be accounted for. Store
-	// the envelope it returns before calling Cleanup.
+	// the envelope it returns, which holds the sandbox's id, before calling Cleanup. While no sandbox of the name was
+	// ever seen it fails with [ErrUncertain]: one may still appear.
 	Inspect(ctx context.Context, envelope CleanupEnvelope) (CleanupEnvelope, error)
 	// Cleanup deletes the sandbox that Inspect observed, and returns when a fresh read shows that it is gone. It fails
 	// with [ErrUncertain] for an envelope without an observed id, without having deleted anything.
@@ -60,9 +61,10 @@ type provider struct {
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
 
-	mu     sync.Mutex
-	closed bool
-	leases map[string]*Lease // by LeaseRef.key
+	mu        sync.Mutex
+	closed    bool
+	leases    map[string]*Lease // by LeaseRef.key
+	sightings map[string]string // by attempt: ids seen after the caller of an acquisition had left
 }
 
 // New returns a provider on the Daytona control plane at config's URL. It sends nothing. It fails with [ErrInvalid], naming
@@ -80,7 +82,7 @@ func newProvider(config Config) (*provider, error) {
 		cfg:    cfg,
 		tracer: noop.NewTracerProvider().Tracer(""),
 		admit:  &creationGate{slots: semaphore.NewWeighted(int64(cfg.MaxCreations))},
-		leases: make(map[string]*Lease),
+		leases: make(map[string]*Lease), sightings: make(map[string]string),
 	}
 	if cfg.TracerProvider != nil {
 		p.tracer = cfg.TracerProvider.Tracer("github.com/leasehold-go/leasehold")
@@ -179,6 +181,28 @@ func (p *provider) Bind(ref LeaseRef) (*Lease, error) {
 		return nil, &Error{Op: "bind", Kind: KindClosed, Sandbox: ref.Sandbox, Dispatched: DispatchedNo, Message: "the provider is closed"}
 	}
 	return p.bind(ref), nil
+}
+
+// sighted remembers the id of a sandbox that was seen, with every label right, after the caller had left with an
+// envelope: not-found of that id is proof, where not-found of the name alone would never be.
+func (p *provider) sighted(attempt, id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.sightings[attempt] = id
+}
+
+// sighting returns the id remembered for an attempt, or nothing.
+func (p *provider) sighting(attempt string) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.sightings[attempt]
+}
+
+// accounted forgets an attempt whose sandbox is gone.
+func (p *provider) accounted(attempt string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.sightings, attempt)
 }
 
 // background runs f to its end, and returns what it returned or, once ctx ends, why ctx ended.

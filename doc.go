@@ -1,0 +1,42 @@
+// Package leasehold gives Go hosts typed leases on remote sandboxes: acquire one, sync files in, run commands, export
+// results, give it back. [New] works on Daytona; [NewLocal] works on an embedded backend that needs no account, through
+// the same code.
+//
+//	p, err := leasehold.NewLocal(leasehold.LocalConfig{}) // or leasehold.New(leasehold.Config{APIKey: key})
+//	if err != nil {
+//		return err
+//	}
+//	defer p.Close(context.WithoutCancel(ctx))
+//
+//	lease, err := p.Acquire(ctx, leasehold.AcquireRequest{Scope: leasehold.Scope{Tenant: "acme", Environment: "ci", Run: "42"}})
+//	if err != nil {
+//		return err
+//	}
+//	defer p.Release(context.WithoutCancel(ctx), lease.Ref(), leasehold.ReleaseOptions{})
+//
+//	_, err = lease.Importer().Dir(ctx, ".", "src", leasehold.ImportOptions{})
+//	result, err := lease.Executor().Run(ctx, leasehold.Command{Args: []string{"make", "test"}, Dir: "src", Stdout: os.Stdout})
+//	_, err = lease.Exporter().File(ctx, "src/report.xml", "report.xml", leasehold.ExportOptions{})
+//
+// # What it promises
+//
+//   - A sandbox that was paid for is in use, gone, or named in an error: its name is chosen before the creation is sent,
+//     an unanswered creation is never repeated, and nothing is deleted unless its name and every label match.
+//   - A command starts at most once, whatever is lost on the way. Its result is complete only with a recorded exit;
+//     otherwise it says what is unknown. A missing exit code is never 0.
+//   - A transfer is complete or an error. Nothing outside the target is ever written, and what was there before survives
+//     a failure.
+//   - A receipt is issued after a fresh read that shows it, never for a request that was accepted.
+//
+// # A map of the package
+//
+//   - [Provider] acquires leases, resumes them after a restart, takes them back, and cleans up what an error could not.
+//   - [Lease] is one sandbox in use; [LeaseRef] is the same as plain data, to be stored.
+//   - [Executor] runs commands in it, [Importer] and [Exporter] move files.
+//   - [Error] is the one error type, with a [Kind] and a sentinel for each.
+//   - [FaultPlan] makes the local backend lose replies and sandboxes, to test a host against.
+//
+// Every method takes a context, returns promptly when it ends, and is safe for concurrent use unless it says otherwise.
+// Durations are of the host's clock. Paths in a sandbox are slash-separated; a relative one is relative to the lease's
+// workspace.
+package leasehold
