@@ -1,0 +1,36 @@
+// Package emulator is an embedded Daytona: a control plane, a toolbox proxy and a preview proxy over real HTTP and
+// WebSocket, behind which every sandbox is a directory tree and real processes of the current user. It is for
+// development and tests and is no security boundary.
+//
+// # Addresses
+//
+// One server carries everything, on a loopback listener or, with [Options].InMemory, on in-memory connections:
+//
+//	/api/...                       the control plane ([Server.URL])
+//	/toolbox/{id}/...              the toolbox proxy (a sandbox's toolboxProxyUrl is the part before the id)
+//	/preview/{port}-{id}/...       the preview proxy: to that port of this host; the prefix is removed
+//	/preview/{port}-{token}/...    the same by a signed token
+//	Host: {port}-{id or token}.…   the preview proxy again, by host name, as the production system does it
+//
+// Preview URLs are of the path form, because the names below "localhost" do not resolve on every system;
+// [Options].PreviewDomain chooses the host form. A preview request presents the token of the preview-url reply in the
+// header x-daytona-preview-token or the query parameter DAYTONA_SANDBOX_AUTH_KEY; both are removed before it goes on.
+//
+// # Faithfulness
+//
+// The model is the API, proxy and daemon v0.190, with the lifetimes (ttlMinutes, autoDestroyAt) of v0.205 unless
+// [Options].Legacy. The awkward parts are kept, because clients must survive them: a creation is held up to 30 s and
+// then answered with the state it was inserted with; it fails without naming the sandbox it leaves behind; a deletion
+// renames; a stop, start or delete answers 409 while another change is pending; the proxy says 401 of a sandbox that it
+// does not know; auto-stop looks only at requests, never at processes.
+//
+// Chosen where the production behaviour is not known: an image-backed creation is answered at once (pending_build) and
+// never held; recover is held like start; the proxy refuses requests (400) from the moment a stop is accepted, and
+// requests in flight then end as if the daemon had died (502 with an empty body, or a dropped connection);
+// an unauthenticated preview request is a plain 401 instead of a login page.
+//
+// # Time
+//
+// All waiting goes through package time, no process is started before the first request reaches a toolbox, and
+// in-memory connections block on condition variables: so the control plane runs in a testing/synctest bubble.
+package emulator
