@@ -329,21 +329,21 @@ func TestE4NothingACommandDoesHarmsTheSession(t *testing.T) {
 		stdout string
 		exit   int
 	}{
-		"exit":                {"echo x; exit 3", "x\n", 3},
-		"exec":                {"exec sh -c 'echo y; exit 4'", "y\n", 4},
-		"set -e":              {"set -e; false; echo no", "", 1},
-		"syntax error":        {"echo a\nif (; then", "a\n", 2},
-		"kill itself":         {"kill -9 $$", "", 137},
-		"terminate itself":    {"kill $$", "", 143},
-		"kill its group":      {"kill -9 0", "", 137},
-		"closes everything":   {"exec <&- >&- 2>&-; exit 5", "", 5},
-		"reads to the end":    {"cat; echo end", "end\n", 0},
-		"no newline":          {"printf abc", "abc", 0},
-		"unset and redefine":  {"_leasehold_n=0; _leasehold_rc=9; unset _leasehold_n; printf() { :; }; exit 6", "", 6},
-		"background child":    {"sleep 0.2 & echo started", "started\n", 0},
-		"trap":                {"trap 'echo bye' EXIT; exit 2", "bye\n", 2},
-		"not found":           {"exec no-such-program", "", 127},
-		"return":              {"return 5 2>/dev/null; exit 5", "", 5},
+		"exit":               {"echo x; exit 3", "x\n", 3},
+		"exec":               {"exec sh -c 'echo y; exit 4'", "y\n", 4},
+		"set -e":             {"set -e; false; echo no", "", 1},
+		"syntax error":       {"echo a\nif (; then", "a\n", 2},
+		"kill itself":        {"kill -9 $$", "", 137},
+		"terminate itself":   {"kill $$", "", 143},
+		"kill its group":     {"kill -9 0", "", 137},
+		"closes everything":  {"exec <&- >&- 2>&-; exit 5", "", 5},
+		"reads to the end":   {"cat; echo end", "end\n", 0},
+		"no newline":         {"printf abc", "abc", 0},
+		"unset and redefine": {"_leasehold_n=0; _leasehold_rc=9; unset _leasehold_n; printf() { :; }; exit 6", "", 6},
+		"background child":   {"sleep 0.2 & echo started", "started\n", 0},
+		"trap":               {"trap 'echo bye' EXIT; exit 2", "bye\n", 2},
+		"not found":          {"exec no-such-program", "", 127},
+		"return":             {"return 5 2>/dev/null; exit 5", "", 5},
 	}
 	eachShell(t, func(t *testing.T, argv []string) {
 		for name, tt := range tests {

@@ -1,0 +1,102 @@
+// Package stream puts a command's output together again from a session's log: it separates the two streams byte for byte,
+// removes what a reconnect replays, and finds the marks that package script's wrapper prints. It is pure.
+//
+// The toolbox daemon writes one log per command (its v0.190 sources and measurements). Every line of stdout is prefixed by
+// the bytes 01 01 01, every line of stderr by 02 02 02, and each read of the log, by socket or by request, starts at its
+// first byte. Nothing appears before its newline, a missing final newline is added, and NUL bytes are dropped without a
+// trace. Lines beyond a few KiB are appended in pieces, between which a line of the other stream may land.
+package stream
+
+import (
+	"hash/crc32"
+)
+
+// Stream names one of a command's two outputs.
+type Stream int
+
+// The streams.
+const (
+	Stdout Stream = iota
+	Stderr
+)
+
+// Log is what is known of one command's log. The zero value is not useful: see [New]. It is not safe for concurrent use.
+type Log struct {
+	demux  demux
+	offset int64  // bytes of the log taken in
+	sum    uint32 // of these bytes
+	forked bool   // a replay differed from what had been taken in
+}
+
+// New returns an empty Log. Mark is the text that sets the wrapper's lines apart. Deliver gets the command's bytes, each
+// once and in order per stream, with all of the wrapper's and the daemon's additions removed; p is only valid during the
+// call. After an error deliver is not called again.
+func New(mark string, deliver func(s Stream, p []byte) error) *Log {
+	return &Log{demux: newDemux(mark, deliver)}
+}
+
+// Read is one read of the log, from its first byte: a connection, or a snapshot.
+type Read struct {
+	log *Log
+	pos int64
+	sum uint32
+}
+
+// Open starts a read of the log at its first byte. Reads may overlap: only what no other read has brought is taken in. A
+// read that is shorter than an earlier one takes nothing back.
+func (l *Log) Open() *Read { return &Read{log: l} }
+
+// castagnoli is the polynomial that processors compute.
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// Write takes in the next bytes of the read. It returns the error of deliver. It implements [io.Writer].
+//
+// Replayed bytes are recognised by their offset. They are summed as well, so that a log which is not the one seen before
+// is noticed: see [Log.Damaged].
+func (r *Read) Write(p []byte) (int, error) {
+	n, l := len(p), r.log
+	if replayed := min(l.offset-r.pos, int64(n)); replayed > 0 {
+		r.pos += replayed
+		r.sum = crc32.Update(r.sum, castagnoli, p[:replayed])
+		if r.pos == l.offset && r.sum != l.sum {
+			l.forked = true
+		}
+		p = p[replayed:]
+	}
+	if len(p) == 0 {
+		return n, nil
+	}
+	l.offset += int64(len(p))
+	l.sum = crc32.Update(l.sum, castagnoli, p)
+	r.pos, r.sum = l.offset, l.sum
+	if err := l.demux.write(p); err != nil {
+		return 0, err
+	}
+	return n, nil
+}
+
+// Offset returns the number of bytes of the log taken in.
+func (l *Log) Offset() int64 { return l.offset }
+
+// Accepted reports that the session's shell took this dispatch as the first of its command.
+func (l *Log) Accepted() bool { return l.demux.seen[markAccepted] }
+
+// Refused reports that the session's shell refused this dispatch: another one was before it, and this one started nothing.
+func (l *Log) Refused() bool { return l.demux.seen[markRefused] }
+
+// Started reports that the command took over from the wrapper.
+func (l *Log) Started() bool { return l.demux.seen[markStarted] }
+
+// NoDirectory reports that the command was not started because its directory could not be entered.
+func (l *Log) NoDirectory() bool { return l.demux.seen[markNoDir] }
+
+// Exit returns the exit code that the wrapper recorded, if it is known.
+func (l *Log) Exit() (code int, known bool) { return l.demux.exit, l.demux.exited }
+
+// Complete reports that both streams were taken in up to their ends, and so the exit is known too.
+func (l *Log) Complete() bool { return l.demux.ended[Stdout] && l.demux.ended[Stderr] }
+
+// Damaged reports that the log shows marks of not having carried the bytes exactly: a line without its marker (pieces of
+// long lines were mixed up, or something on the way removed the markers), a replay that differs, or two ends that
+// disagree. The absence of damage is no proof, since dropped NUL bytes leave no trace.
+func (l *Log) Damaged() bool { return l.forked || l.demux.damaged }
