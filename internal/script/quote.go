@@ -4,7 +4,9 @@ package script
 
 import (
 	"errors"
+	"fmt"
 	"strings"
+	"unicode/utf8"
 )
 
 // ErrNUL reports a NUL byte in something that a shell must carry. No shell word can hold one.
@@ -50,4 +52,26 @@ func ValidKey(key string) bool {
 		}
 	}
 	return true
+}
+
+// quoteText is [Quote] for a script that must itself be valid UTF-8, as requests in JSON must: bytes that are not are
+// written in octal and made by the shell's printf, at the cost of a fork. Newlines at the end of such a word are lost.
+func quoteText(s string) string {
+	if utf8.ValidString(s) {
+		return Quote(s)
+	}
+	var b strings.Builder
+	for i := 0; i < len(s); {
+		r, n := utf8.DecodeRuneInString(s[i:])
+		switch {
+		case r == utf8.RuneError && n == 1:
+			fmt.Fprintf(&b, `\%03o`, s[i])
+		case r == '\\', r == '%':
+			b.WriteString(strings.Repeat(string(r), 2))
+		default:
+			b.WriteString(s[i : i+n])
+		}
+		i += n
+	}
+	return `"$(printf ` + Quote(b.String()) + `)"`
 }

@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/leasehold-go/leasehold/internal/script"
 )
@@ -357,6 +358,24 @@ func TestE4NothingACommandDoesHarmsTheSession(t *testing.T) {
 					t.Errorf("%s: the shell's own words are in the command's stderr: %q", name, plain(got.Stderr))
 				}
 			}
+		}
+	})
+}
+
+func TestADispatchIsUTF8WhateverTheCommand(t *testing.T) {
+	every := make([]byte, 0, 255)
+	for b := 1; b < 256; b++ {
+		every = append(every, byte(b))
+	}
+	arg := string(every) + "7\xff7%s\\n\xc3"
+	eachShell(t, func(t *testing.T, argv []string) {
+		d := dispatch(1, script.Login{Args: []string{"printf", "%s", arg}, Env: map[string]string{"A": "\xfe"}})
+		if !utf8.ValidString(d) {
+			t.Error("the dispatch is not valid UTF-8")
+		}
+		got := session(t, argv, d)
+		if want := "@a\n@s\n" + arg + "@o\n@o:0\nstatus=0\n"; plain(got.Stdout) != want {
+			t.Errorf("got %q\nwant %q\nstderr %q", plain(got.Stdout), want, got.Stderr)
 		}
 	})
 }

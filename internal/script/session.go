@@ -47,7 +47,7 @@ type Session struct {
 // RefusedStatus is the exit status of a dispatch that was refused. A command may end with it too: only the marks tell.
 const RefusedStatus = 255
 
-// Text returns what is sent to the session. Its status is the command's.
+// Text returns what is sent to the session, which is valid UTF-8 even if the command is not. Its status is the command's.
 //
 // The shell itself keeps the once-only promise: it runs a dispatch only if its fence is above the last one it ran, so
 // that a request delivered twice, or late, is refused wherever it was duplicated. No file is needed for that.
@@ -76,7 +76,7 @@ func (s Session) Text() string {
 		b.WriteString("rm -rf -- " + Quote(s.Scratch) + "\n")
 	}
 	// In a subshell, because dash redirects in the parent, which then says "Killed" on the command's stderr.
-	run := "\"$_leasehold_sh\" -c " + Quote(login.Text()) + " sh 2>&3 3>&-"
+	run := "\"$_leasehold_sh\" -c " + quoteText(login.Text()) + " sh 2>&3 3>&-"
 	b.WriteString("if command -v setsid >/dev/null; then set +m; (exec setsid " + run + ")\n")
 	b.WriteString("else (set -m; " + run + " <&4 4<&- & exec 4<&-; wait $!) 4<&0; fi\n")
 	b.WriteString("_leasehold_rc=$?\n")
