@@ -52,7 +52,8 @@ const (
 	ReasonUnknown  Reason = "unknown type"
 )
 
-func (s *Summary) skip(name string, r Reason) {
+// Skip lists an entry that was left out.
+func (s *Summary) Skip(name string, r Reason) {
 	s.SkippedCount++
 	if len(s.Skipped) < MaxSkipped {
 		s.Skipped = append(s.Skipped, Skipped{name, r})

@@ -15,8 +15,6 @@ import (
 type ExtractOptions struct {
 	// Exclude leaves members out, without listing them.
 	Exclude *Matcher
-	// Reserved reports names that are left out and listed as [ReasonReserved]; nil for none.
-	Reserved func(name string) bool
 	// Links says what happens to links whose target lies, or may lie, outside the tree. The zero value refuses the archive.
 	Links LinkPolicy
 	// MaxEntries bounds the number of members; 0 is 1,000,000.
@@ -164,10 +162,6 @@ func (x *extractor) member(h *tar.Header, name string) (bool, error) {
 	if x.opt.Exclude.MatchBelow(name, isDir) {
 		return false, nil
 	}
-	if x.opt.Reserved != nil && x.opt.Reserved(name) {
-		x.sum.skip(name, ReasonReserved)
-		return false, nil
-	}
 	dir, base := split(name)
 	switch h.Typeflag {
 	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
@@ -191,18 +185,18 @@ func (x *extractor) member(h *tar.Header, name string) (bool, error) {
 	case tar.TypeLink:
 		return x.hardLink(h, dir, base, name)
 	case tar.TypeFifo:
-		x.sum.skip(name, ReasonFIFO)
+		x.sum.Skip(name, ReasonFIFO)
 	case tar.TypeChar, tar.TypeBlock:
-		x.sum.skip(name, ReasonDevice)
+		x.sum.Skip(name, ReasonDevice)
 	default:
-		x.sum.skip(name, ReasonUnknown)
+		x.sum.Skip(name, ReasonUnknown)
 	}
 	return false, nil
 }
 
 func (x *extractor) unsafeLink(name, detail string) error {
 	if x.opt.Links == LinksOmit {
-		x.sum.skip(name, ReasonLink)
+		x.sum.Skip(name, ReasonLink)
 		return nil
 	}
 	return fail(ErrUnsafe, name, detail, nil)

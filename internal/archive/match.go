@@ -137,7 +137,7 @@ func matchParts(pat, name []string) bool {
 }
 
 // TarArgs returns arguments that make GNU tar leave out the same entries of an archive of ".". Patterns whose meaning
-// differs there ("**", character classes, escapes, directories only) are left to the reader of the archive, which
+// differs there ("**", character classes, directories only) are left to the reader of the archive, which
 // applies all patterns anyway: the arguments save bytes, they do not decide.
 func (m *Matcher) TarArgs() []string {
 	if m == nil {
@@ -146,7 +146,7 @@ func (m *Matcher) TarArgs() []string {
 	var args []string
 	for _, p := range m.patterns {
 		text := strings.Join(p.parts, "/")
-		if p.dirOnly || strings.ContainsAny(text, `[\`) || strings.Contains(text, "**") {
+		if p.dirOnly || hasClass(text) || strings.Contains(text, "**") {
 			continue
 		}
 		if p.anchored {
@@ -159,4 +159,30 @@ func (m *Matcher) TarArgs() []string {
 		return nil
 	}
 	return append([]string{"--wildcards", "--no-wildcards-match-slash"}, args...)
+}
+
+// hasClass reports whether a glob has a character class.
+func hasClass(glob string) bool {
+	for i := 0; i < len(glob); i++ {
+		switch glob[i] {
+		case '\\':
+			i++
+		case '[':
+			return true
+		}
+	}
+	return false
+}
+
+// Literal returns a pattern that matches exactly this path of a tree.
+func Literal(name string) string {
+	var b strings.Builder
+	b.WriteByte('/')
+	for i := 0; i < len(name); i++ {
+		if strings.IndexByte(`*?[\`, name[i]) >= 0 {
+			b.WriteByte('\\')
+		}
+		b.WriteByte(name[i])
+	}
+	return b.String()
 }

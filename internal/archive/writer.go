@@ -159,7 +159,7 @@ func (t *treeWriter) entry(src Source, base, name string) error {
 		return nil
 	}
 	if t.opt.Reserved != nil && t.opt.Reserved(name) {
-		t.sum.skip(name, ReasonReserved)
+		t.sum.Skip(name, ReasonReserved)
 		return nil
 	}
 	switch mode := fi.Mode(); {
@@ -170,13 +170,13 @@ func (t *treeWriter) entry(src Source, base, name string) error {
 	case mode&fs.ModeSymlink != 0:
 		return t.symlink(src, base, name, fi)
 	case mode&fs.ModeSocket != 0:
-		t.sum.skip(name, ReasonSocket)
+		t.sum.Skip(name, ReasonSocket)
 	case mode&fs.ModeNamedPipe != 0:
-		t.sum.skip(name, ReasonFIFO)
+		t.sum.Skip(name, ReasonFIFO)
 	case mode&fs.ModeDevice != 0:
-		t.sum.skip(name, ReasonDevice)
+		t.sum.Skip(name, ReasonDevice)
 	default:
-		t.sum.skip(name, ReasonUnknown)
+		t.sum.Skip(name, ReasonUnknown)
 	}
 	return nil
 }
@@ -207,7 +207,7 @@ func (t *treeWriter) subdir(src Source, base, name string, fi fs.FileInfo) error
 func (t *treeWriter) symlink(src Source, base, name string, fi fs.FileInfo) error {
 	target, err := src.readlink(base)
 	if errors.Is(err, fs.ErrInvalid) || errors.Is(err, errors.ErrUnsupported) {
-		t.sum.skip(name, ReasonUnknown) // a file system that shows links and cannot read them
+		t.sum.Skip(name, ReasonUnknown) // a file system that shows links and cannot read them
 		return nil
 	}
 	if err != nil {

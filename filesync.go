@@ -1,0 +1,280 @@
+package leasehold
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"path"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/leasehold-go/leasehold/internal/archive"
+	"github.com/leasehold-go/leasehold/internal/daytona"
+)
+
+// TransferResult says what an import or export moved. It is complete: a transfer that is not is an error.
+type TransferResult struct {
+	Entries  int64 // files, directories and links
+	Bytes    int64 // content of the files
+	Duration time.Duration
+	// Skipped lists what was left out without being asked for: sockets, FIFOs and devices, names that are the library's
+	// own, and the unsafe links of an export with [LinksOmit]. It holds at most 1,000 of them, SkippedCount counts all.
+	Skipped      []SkippedEntry
+	SkippedCount int
+	// Leftover is the path of a directory's earlier content on the host that an export replaced and could not remove.
+	// It is empty in all but odd cases, such as a file that another user put there.
+	Leftover string
+}
+
+// SkippedEntry is one entry that a transfer left out.
+type SkippedEntry struct {
+	Name   string // path in the tree, with slashes
+	Reason string // "socket", "fifo", "device", "unsafe link", "reserved name" or "unknown type"
+}
+
+// Progress is the state of a transfer. Totals are 0 when they are not known.
+type Progress struct {
+	// Bytes is the content sent of an import. Of an export it is the archive received, headers included, because that is
+	// the total that is known.
+	Bytes        int64
+	TotalBytes   int64
+	Entries      int64
+	TotalEntries int64
+	Done         bool // the last report of a transfer that succeeded
+}
+
+// progressInterval is the least time between two reports. A progress bar needs no more, and a report for each of a
+// million small files would cost more than the files.
+const progressInterval = 50 * time.Millisecond
+
+// meter passes reports on, from one goroutine at a time, not too often. A nil function receives none.
+type meter struct {
+	report func(Progress)
+	last   time.Time
+	state  Progress
+}
+
+func (m *meter) update(entries, bytes int64) {
+	if m.report == nil {
+		return
+	}
+	m.state.Entries, m.state.Bytes = entries, bytes
+	if now := time.Now(); now.Sub(m.last) >= progressInterval {
+		m.last = now
+		m.report(m.state)
+	}
+}
+
+func (m *meter) done(s Progress) {
+	if m.report != nil {
+		s.Done = true
+		m.report(s)
+	}
+}
+
+// Timings of the removal of scratch files. It runs after a failure too, on a context of its own.
+const (
+	scratchCleanupTimeout = 15 * time.Second
+	// A request that was cut off may be handled after the cleanup looked: it looks again.
+	scratchSecondLook = 1
+)
+
+// transfer is what one import or export needs.
+type transfer struct {
+	l    *Lease
+	op   string
+	box  *daytona.Toolbox
+	done func() // ends the activity on the lease
+}
+
+func (l *Lease) transfer(ctx context.Context, op string) (*transfer, error) {
+	done, err := l.begin(op)
+	if err != nil {
+		return nil, err
+	}
+	box, err := l.toolbox(ctx)
+	if err != nil {
+		done()
+		return nil, failed(op, err)
+	}
+	return &transfer{l: l, op: op, box: box, done: done}, nil
+}
+
+// fail returns an error of the operation.
+func (t *transfer) fail(kind Kind, message string) *Error {
+	return &Error{Op: t.op, Kind: kind, Sandbox: t.l.ref.Sandbox, Message: message}
+}
+
+// removeScratch removes a scratch directory in the sandbox and ends the lease's activity. Once the caller's context has
+// ended, it does so in the background, so that the caller returns at once: giving the lease back waits for it.
+func (t *transfer) removeScratch(ctx context.Context, scratch string) {
+	again := 0
+	if ctx.Err() != nil {
+		again = scratchSecondLook
+	}
+	remove := func() {
+		defer t.done()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), scratchCleanupTimeout)
+		defer cancel()
+		result, err := t.box.Execute(ctx, archive.RemoteCleanup(scratch, again), 0)
+		if err == nil {
+			if reply, ok := archive.ParseReply(result.Output, scratch); ok && reply.Word == archive.WordOK {
+				return
+			}
+		}
+		t.l.p.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "leasehold: scratch files of a transfer may be left in the sandbox",
+			slog.String("op", t.op))
+	}
+	if ctx.Err() != nil {
+		go remove()
+		return
+	}
+	remove()
+}
+
+// execute runs a script that bears being delivered twice. A lost reply is asked for again, once: the script then waits
+// for the first delivery and repeats its answer, or says that there is none.
+func (t *transfer) execute(ctx context.Context, text, scratch string) (archive.Reply, error) {
+	result, err := t.box.Execute(ctx, text, 0)
+	var remote *daytona.Error
+	if errors.As(err, &remote) && ctx.Err() == nil && unanswered(remote) {
+		result, err = t.box.Execute(ctx, text, 0)
+	}
+	if err != nil {
+		return archive.Reply{}, t.l.observe(t.op, err)
+	}
+	reply, ok := archive.ParseReply(result.Output, scratch)
+	if !ok {
+		return reply, t.fail(KindProtocol, "the sandbox's shell did not report how the transfer ended")
+	}
+	return reply, nil
+}
+
+// unanswered reports whether a request got no answer, or one that only a proxy can have given.
+func unanswered(e *daytona.Error) bool {
+	switch e.Reason {
+	case daytona.ReasonLost, daytona.ReasonConnect, daytona.ReasonDecode:
+		return true
+	case daytona.ReasonStatus:
+		return e.Status >= 502 && e.Status <= 504
+	}
+	return false
+}
+
+// refused is the error for the word of a script that did not succeed.
+func (t *transfer) refused(word archive.Word) *Error {
+	var e *Error
+	switch word {
+	case archive.WordNoSpace:
+		e = t.fail(KindQuota, "the sandbox's disk is full, or a quota or file-size limit was reached")
+	case archive.WordNoTar:
+		e = t.fail(KindRefused, "the sandbox has no tar")
+	case archive.WordExtract:
+		e = t.fail(KindRefused, "the sandbox could not write every entry")
+	case archive.WordConflict:
+		e = t.fail(KindConflict, "a directory of one side has the name of something else on the other: nothing was changed")
+	case archive.WordReserved:
+		e = t.fail(KindInvalid, "the import would replace the lease's own directory: nothing was changed")
+	case archive.WordPublish:
+		e = t.fail(KindRefused, "an entry could not be renamed to its place: earlier ones are in theirs")
+	case archive.WordNotDir:
+		e = t.fail(KindInvalid, "the source is not a directory")
+	case archive.WordNotFile:
+		e = t.fail(KindInvalid, "the source is not a regular file")
+	case archive.WordSymlink:
+		e = t.fail(KindUnsafe, "the source is a symbolic link")
+	case archive.WordNoSource:
+		e = t.fail(KindNotFound, "the source does not exist")
+	case archive.WordDenied:
+		e = t.fail(KindRefused, "a source may not be read by the sandbox's user")
+	case archive.WordChanged:
+		e = t.fail(KindConflict, "a source changed while it was archived")
+		e.Retryable = true
+	case archive.WordArchive:
+		e = t.fail(KindRefused, "the sandbox's tar failed")
+	case archive.WordMissing, archive.WordShort, archive.WordCanceled:
+		e = t.fail(KindUnavailable, "the upload did not arrive whole")
+		e.Retryable = true
+	case archive.WordGone:
+		e = t.fail(KindUncertain, "a request was lost, and how it ended was not recorded")
+		e.Retryable = true
+	default:
+		e = t.fail(KindProtocol, "the sandbox's answer could not be understood")
+	}
+	e.Dispatched = DispatchedYes
+	return e
+}
+
+// archived turns an error of the archive package, or of the stream below it, into one of the operation.
+func (t *transfer) archived(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		e := failed(t.op, ctxError(ctx))
+		e.Sandbox, e.Dispatched = t.l.ref.Sandbox, DispatchedUnknown
+		if e.Kind == KindIO { // a cause of the caller's own
+			e.Kind = KindCanceled
+		}
+		return e
+	}
+	var a *archive.Error
+	if !errors.As(err, &a) || a.Kind == archive.ErrRead && a.Cause != nil {
+		return t.l.observe(t.op, err)
+	}
+	e := t.fail(KindIO, a.Error())
+	e.cause = a.Cause
+	switch a.Kind {
+	case archive.ErrUnsafe:
+		e.Kind = KindUnsafe
+	case archive.ErrLimit, archive.ErrSpace:
+		e.Kind = KindLimit
+	case archive.ErrCorrupt:
+		e.Kind, e.Retryable = KindProtocol, true
+	case archive.ErrType:
+		e.Kind = KindConflict
+	case archive.ErrChanged:
+		e.Retryable = true
+	}
+	return e
+}
+
+// remotePath makes an absolute path of one in the sandbox: relative ones belong to the workspace, "" is the workspace.
+func (t *transfer) remotePath(name string) (string, error) {
+	switch {
+	case strings.ContainsRune(name, 0):
+		return "", t.invalid("the remote path contains a zero byte")
+	case !utf8.ValidString(name):
+		return "", t.invalid("the remote path is not UTF-8, which the provider's interface cannot carry")
+	case !path.IsAbs(name):
+		name = path.Join(t.l.ref.Workspace, name)
+	}
+	name = path.Clean(name)
+	if own := t.own(); name == own || strings.HasPrefix(name, own+"/") {
+		return "", t.invalid("the remote path is the lease's own directory")
+	}
+	return name, nil
+}
+
+func (t *transfer) invalid(message string) *Error {
+	e := t.fail(KindInvalid, message)
+	e.Dispatched = DispatchedNo
+	return e
+}
+
+// own is the lease's own directory in the sandbox.
+func (t *transfer) own() string { return path.Join(t.l.ref.Workspace, sentinelDir) }
+
+// below returns the path of name relative to dir, and false if it does not lie below it.
+func below(name, dir string) (string, bool) {
+	if dir != "/" {
+		dir += "/"
+	}
+	return strings.CutPrefix(name, dir)
+}
+
+func (t *transfer) result(s archive.Summary, start time.Time) TransferResult {
+	r := TransferResult{Entries: s.Entries, Bytes: s.Bytes, SkippedCount: s.SkippedCount, Leftover: s.Leftover, Duration: time.Since(start)}
+	for _, skipped := range s.Skipped {
+		r.Skipped = append(r.Skipped, SkippedEntry{skipped.Name, string(skipped.Reason)})
+	}
+	return r
+}
