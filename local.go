@@ -1,0 +1,68 @@
+package leasehold
+
+import (
+	"github.com/leasehold-go/leasehold/internal/emulator"
+)
+
+// LocalConfig configures [NewLocal]. The zero value is useful.
+type LocalConfig struct {
+	// Config has the meaning it has for [New], but for APIKey and APIURL, which must be empty: the backend has its own.
+	// Snapshot may be empty or [LocalSnapshot]; any image is accepted, and nothing is pulled.
+	Config Config
+	// Dir holds the sandboxes. Sandboxes in it outlive the provider, stopped, and can be resumed by a later one on the
+	// same directory, which one provider at a time may use. Empty: a temporary directory, removed by Close and, on
+	// Linux, after the death of the process.
+	Dir string
+	// Faults makes the backend misbehave by plan. Nil: it behaves. A plan is for one backend.
+	Faults *FaultPlan
+}
+
+// LocalSnapshot is the one snapshot of a local backend.
+const LocalSnapshot = emulator.DefaultSnapshot
+
+// NewLocal returns a provider on an embedded backend, which needs no account and no network but a loopback port. The
+// provider is the one that [New] returns: only what it talks to differs, an emulation of Daytona's control plane and
+// toolbox over HTTP and WebSocket in this process. Each sandbox is a directory with real processes, which end with the
+// sandbox, with Close, and, on Linux, with this process, however it ends. It fails with [ErrInvalid] for a bad
+// configuration and with [ErrIO] if the backend cannot use Dir or the port.
+//
+// It is for development and tests, on Unix, and it is no security boundary: commands run as the current user, with the
+// user's rights, in the host's own file system.
+func NewLocal(config LocalConfig) (Provider, error) {
+	var p problems
+	if config.Config.APIKey != "" {
+		p.add("Config.APIKey", "must be empty: the local backend has its own")
+	}
+	if config.Config.APIURL != "" {
+		p.add("Config.APIURL", "must be empty: the local backend has its own")
+	}
+	if err := p.err("configure"); err != nil {
+		return nil, err
+	}
+	cfg := config.Config
+	cfg.APIKey = "local"
+	if _, err := cfg.withDefaults(); err != nil { // before anything is started
+		return nil, err
+	}
+	options := emulator.Options{Dir: config.Dir, Logger: cfg.Logger}
+	if config.Faults != nil {
+		options.Seed = config.Faults.seed
+	}
+	server, err := emulator.Start(options)
+	if err != nil {
+		return nil, &Error{Op: "configure", Kind: KindIO, Dispatched: DispatchedNo, Message: "the local backend did not start", cause: err}
+	}
+	if config.Faults != nil {
+		config.Faults.attach(server)
+	}
+	cfg.APIKey, cfg.APIURL = server.APIKey(), server.URL()
+	provider, err := newProvider(cfg)
+	if err != nil {
+		_ = server.Close()
+		return nil, err
+	}
+	// Port and key are new each time, the organisation is recorded in the directory: it alone is the account.
+	provider.account = newAccount("local", server.Organization())
+	provider.onClose = server.Close
+	return provider, nil
+}
