@@ -4,10 +4,10 @@
 // A sandbox on a real provider is a container: its end is the end of all its processes, whatever they did to detach
 // themselves. Here they are ordinary processes of the current user, so they are found by other means. On Linux each one
 // inherits an environment variable with an unguessable value. The processes of a sandbox are those that started with it
-// (/proc/<pid>/environ), the descendants of these, and everything in their sessions. A process escapes only if it
-// erases its environment, loses its parent and leaves its session, all three. On other Unix systems the processes of a
-// sandbox are its process groups and their descendants, as ps shows them: a daemon that forks twice and calls setsid
-// escapes there. On Windows nothing can be started.
+// (/proc/<pid>/environ), the descendants of these, and everything in their sessions. A process escapes only if it has
+// erased its environment and lost its parent, and its session has no marked process left. On other Unix systems the
+// processes of a sandbox are its process groups and their descendants, as ps shows them: a daemon that forks twice and
+// calls setsid escapes there. On Windows nothing can be started.
 //
 // For the end of the host there is a watcher: one shell process that waits at the end of a pipe whose other end only the
 // host holds. When the pipe closes without a word, it kills what is left and removes temporary directories.

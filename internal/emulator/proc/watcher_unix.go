@@ -41,12 +41,17 @@ find_marked() {
 		/^State:/ { state = $2 }
 		/^Pid:/ { pid = $2 }
 		/^PPid:/ { if (state != "Z" && state != "X") parent[pid] = $2 }
+		/^NSsid:/ { if (pid in parent) session[pid] = $2 }
 		END {
 			n = split(found, list, " ")
 			for (i = 1; i <= n; i++) if (list[i] in parent) in_tree[list[i]] = 1
 			do {
 				grown = 0
-				for (p in parent) if (!(p in in_tree) && (parent[p] in in_tree)) { in_tree[p] = 1; grown = 1 }
+				for (p in in_tree) if (session[p] > 0) ours[session[p]] = 1
+				for (p in parent) if (!(p in in_tree) && ((parent[p] in in_tree) || (session[p] in ours))) {
+					in_tree[p] = 1
+					grown = 1
+				}
 			} while (grown)
 			for (p in in_tree) print p
 		}'
