@@ -109,7 +109,7 @@ func (d *demux) content(p []byte, whole bool) error {
 		at := bytes.Index(p, d.mark)
 		if at < 0 {
 			if !whole {
-				k := len(p) - d.partial(p)
+				k := len(p) - max(partial(p, d.mark), partial(p, append(marker(1-d.current), d.mark...)))
 				d.held = append([]byte(nil), p[k:]...)
 				p = p[:k]
 			}
@@ -130,23 +130,6 @@ func (d *demux) content(p []byte, whole bool) error {
 		}
 		p = p[at+1:]
 	}
-}
-
-// partial returns the length of the longest suffix of p that begins a mark, or a mark of the other stream with its marker.
-func (d *demux) partial(p []byte) int {
-	other := marker(1 - d.current)
-	for n := min(len(p), len(other)+len(d.mark)-1); n > 0; n-- {
-		switch suffix := p[len(p)-n:]; {
-		case suffix[0] == d.mark[0] && bytes.HasPrefix(d.mark, suffix):
-			return n
-		case suffix[0] == other[0]:
-			rest, ok := bytes.CutPrefix(suffix, other)
-			if ok && bytes.HasPrefix(d.mark, rest) || bytes.HasPrefix(other, suffix) {
-				return n
-			}
-		}
-	}
-	return 0
 }
 
 // parseMark reads what stands between a mark and its newline. Code is -1 if there is none.

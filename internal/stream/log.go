@@ -8,6 +8,7 @@
 package stream
 
 import (
+	"bytes"
 	"hash/crc32"
 )
 
@@ -23,6 +24,8 @@ const (
 // Log is what is known of one command's log. The zero value is not useful: see [New]. It is not safe for concurrent use.
 type Log struct {
 	demux  demux
+	header []byte // the first line of stdout, which stands nowhere else in the log
+	start  int64  // where it stands, -1 before it was seen; nearly always 0, but the two streams are independent
 	offset int64  // bytes of the log taken in
 	sum    uint32 // of these bytes
 	forked bool   // a replay differed from what had been taken in
@@ -32,14 +35,15 @@ type Log struct {
 // once and in order per stream, with all of the wrapper's and the daemon's additions removed; p is only valid during the
 // call. After an error deliver is not called again.
 func New(mark string, deliver func(s Stream, p []byte) error) *Log {
-	return &Log{demux: newDemux(mark, deliver)}
+	return &Log{demux: newDemux(mark, deliver), start: -1, header: append(marker(Stdout), mark+string(markAccepted)+"\n"...)}
 }
 
 // Read is one read of the log, from its first byte: a connection, or a snapshot.
 type Read struct {
-	log *Log
-	pos int64
-	sum uint32
+	log  *Log
+	held []byte // what may be the beginning of the header
+	pos  int64
+	sum  uint32
 }
 
 // Open starts a read of the log at its first byte. Reads may overlap: only what no other read has brought is taken in. A
@@ -51,11 +55,60 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
 // Write takes in the next bytes of the read. It returns the error of deliver. It implements [io.Writer].
 //
-// Replayed bytes are recognised by their offset. They are summed as well, so that a log which is not the one seen before
-// is noticed: see [Log.Damaged].
+// Replayed bytes are recognised by their offset, and a read that starts over by the header. They are summed as well, so
+// that a log which is not the one seen before is noticed: see [Log.Damaged].
 func (r *Read) Write(p []byte) (int, error) {
-	n, l := len(p), r.log
-	if replayed := min(l.offset-r.pos, int64(n)); replayed > 0 {
+	n, header := len(p), r.log.header
+	if len(r.held) > 0 {
+		p = append(r.held, p...)
+		r.held = nil
+	}
+	for {
+		at := bytes.Index(p, header)
+		if at < 0 {
+			k := len(p) - partial(p, header)
+			r.held = append([]byte(nil), p[k:]...)
+			return n, r.take(p[:k])
+		}
+		if err := r.take(p[:at]); err != nil {
+			return 0, err
+		}
+		r.startOver()
+		if err := r.take(header); err != nil {
+			return 0, err
+		}
+		p = p[at+len(header):]
+	}
+}
+
+// startOver is called where the header follows. If it follows where it does not belong, the log has begun again.
+func (r *Read) startOver() {
+	l := r.log
+	switch {
+	case l.start < 0:
+		l.start = r.pos
+	case r.pos == l.start:
+	case l.start == 0:
+		r.pos, r.sum = 0, 0
+	default: // what stood before the header was already taken in, for the second time
+		r.pos, l.forked = l.start, true
+	}
+}
+
+// partial returns the length of the longest suffix of p that is the beginning of pattern, and not all of it.
+func partial(p, pattern []byte) int {
+	for n := min(len(p), len(pattern)-1); n > 0; n-- {
+		if suffix := p[len(p)-n:]; suffix[0] == pattern[0] && bytes.HasPrefix(pattern, suffix) {
+			return n
+		}
+	}
+	return 0
+}
+
+// take takes in bytes at the read's position.
+func (r *Read) take(p []byte) error {
+	l := r.log
+	if replayed := min(l.offset-r.pos, int64(len(p))); replayed > 0 {
 		r.pos += replayed
 		r.sum = crc32.Update(r.sum, castagnoli, p[:replayed])
 		if r.pos == l.offset && r.sum != l.sum {
@@ -64,15 +117,12 @@ func (r *Read) Write(p []byte) (int, error) {
 		p = p[replayed:]
 	}
 	if len(p) == 0 {
-		return n, nil
+		return nil
 	}
 	l.offset += int64(len(p))
 	l.sum = crc32.Update(l.sum, castagnoli, p)
 	r.pos, r.sum = l.offset, l.sum
-	if err := l.demux.write(p); err != nil {
-		return 0, err
-	}
-	return n, nil
+	return l.demux.write(p)
 }
 
 // Offset returns the number of bytes of the log taken in.

@@ -155,6 +155,28 @@ func TestReplaysAreRemovedByOffset(t *testing.T) {
 	}
 }
 
+func TestAReadThatStartsOverIsRecognised(t *testing.T) {
+	log := lines("o:@a", "o:@s", "o:first", "e:second", "o:third@o", "o:@o:0", "e:@e", "e:@e:0")
+	for at := range len(log) {
+		for _, size := range []int{1, 5, 1024} {
+			var s sink
+			l := stream.New(mark, s.deliver)
+			r := l.Open()
+			for p := []byte(log[:at] + log[:at/2] + log); len(p) > 0; {
+				n := min(size, len(p))
+				if _, err := r.Write(p[:n]); err != nil {
+					t.Fatal(err)
+				}
+				p = p[n:]
+			}
+			want := state{Out: "first\nthird", Err: "second\n", Accepted: true, Started: true, Exited: true, Complete: true}
+			if diff := cmp.Diff(want, stateOf(l, &s)); diff != "" && at >= 2*40 {
+				t.Fatalf("starting over after %d bytes, in chunks of %d (-want +got):\n%s", at, size, diff)
+			}
+		}
+	}
+}
+
 func TestAReplayThatDiffersIsNoticed(t *testing.T) {
 	var s sink
 	l := stream.New(mark, s.deliver)
