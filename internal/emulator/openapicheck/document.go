@@ -105,9 +105,9 @@ func match(template, have []string) (map[string]string, bool) {
 	return values, true
 }
 
-// nothing is a schema that no value fits. As a schema for undeclared properties it says where they are; a plain
+// nothing is a schema that no JSON value fits. As a schema for undeclared properties it says where they are; a plain
 // "additionalProperties: false" does not.
-var nothing = &openapi3.SchemaRef{Value: &openapi3.Schema{Not: openapi3.NewSchema().NewRef()}}
+var nothing = &openapi3.SchemaRef{Value: &openapi3.Schema{Enum: []any{struct{}{}}}}
 
 // close forbids undeclared properties in every schema that declares some. Without this, no reply could have too much.
 func (d *Document) close() error {
