@@ -147,19 +147,18 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) *apiError {
 	}
 	fault := faultOf(r)
 	s.mu.Lock()
-	sb, err := s.admit(organizationOf(r), body)
+	sb, source, err := s.admit(organizationOf(r), body)
 	if err != nil {
 		s.mu.Unlock()
 		return err
 	}
 	if fault.is(RunnerFailure) {
-		sb.failure = Snapshot{Failure: fault.reason(), Recoverable: fault.Code == http.StatusOK}
+		source = Snapshot{Failure: fault.reason(), Recoverable: fault.Code == http.StatusOK}
 	}
 	reply := s.dto(&sb.record, skewOf(r))
 	hold := sb.Dockerfile == "" && sb.State != StateStarted
 	if sb.State != StateStarted {
-		failure := sb.failure
-		s.begin(sb, fault.stall(), func(o *outcome) { s.provision(o, failure) })
+		s.begin(sb, fault.stall(), func(o *outcome) { s.provision(o, source) })
 	}
 	s.mu.Unlock()
 
@@ -176,10 +175,11 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) *apiError {
 	return nil
 }
 
-// admit checks a creation and inserts it. The caller holds s.mu.
-func (s *Server) admit(organization string, b createBody) (*sandbox, *apiError) {
-	bad := func(format string, args ...any) (*sandbox, *apiError) {
-		return nil, refuse(http.StatusBadRequest, fmt.Sprintf(format, args...))
+// admit checks a creation and inserts it. It also returns what the sandbox is made from. The caller holds s.mu.
+func (s *Server) admit(organization string, b createBody) (*sandbox, Snapshot, *apiError) {
+	none := func(err *apiError) (*sandbox, Snapshot, *apiError) { return nil, Snapshot{}, err }
+	bad := func(format string, args ...any) (*sandbox, Snapshot, *apiError) {
+		return none(refuse(http.StatusBadRequest, fmt.Sprintf(format, args...)))
 	}
 	switch {
 	case b.built && b.snapshot != "":
@@ -190,7 +190,7 @@ func (s *Server) admit(organization string, b createBody) (*sandbox, *apiError) 
 	if b.target == "" {
 		b.target = s.opt.Regions[0]
 	} else if !slices.Contains(s.opt.Regions, b.target) {
-		return nil, refuse(http.StatusNotFound, "Region not found")
+		return none(refuse(http.StatusNotFound, "Region not found"))
 	}
 	source, found := s.source(&b)
 	if !b.built {
@@ -204,7 +204,7 @@ func (s *Server) admit(organization string, b createBody) (*sandbox, *apiError) 
 		}
 	}
 	if s.limits.Suspended {
-		return nil, refuse(http.StatusForbidden, "Organization is suspended")
+		return none(refuse(http.StatusForbidden, "Organization is suspended"))
 	}
 	r := record{
 		ID: uuid.NewString(), Organization: organization, Name: b.name, Snapshot: b.snapshot, Dockerfile: b.dockerfile,
@@ -216,7 +216,7 @@ func (s *Server) admit(organization string, b createBody) (*sandbox, *apiError) 
 	}
 	r.BlockAll = b.blockAll
 	if err := s.quota(&r); err != nil {
-		return nil, err
+		return none(err)
 	}
 	if s.limits.NoRunners {
 		return bad("No available runners")
@@ -224,7 +224,7 @@ func (s *Server) admit(organization string, b createBody) (*sandbox, *apiError) 
 	if r.Name == "" {
 		r.Name = r.ID
 	} else if s.named(organization, r.Name) != nil {
-		return nil, refuse(http.StatusConflict, "Sandbox with name "+r.Name+" already exists")
+		return none(refuse(http.StatusConflict, "Sandbox with name "+r.Name+" already exists"))
 	}
 	r.CreatedAt = time.Now()
 	r.ActiveAt = r.CreatedAt
@@ -240,12 +240,12 @@ func (s *Server) admit(organization string, b createBody) (*sandbox, *apiError) 
 		}
 		r.State = StateStarted
 	}
-	sb := s.insert(r, source)
+	sb := s.insert(r)
 	if r.State == StateStarted {
 		s.boot(sb)
 		s.change(sb, func(*record) {})
 	}
-	return sb, nil
+	return sb, source, nil
 }
 
 // source finds what a sandbox is made from, and fills in the default snapshot.

@@ -107,7 +107,6 @@ type sandbox struct {
 	stop    func()        // ends the wait of the current state change
 	changed chan struct{} // closed and replaced with each change of the record
 	history []version
-	failure Snapshot // what the runner does with it
 	runs    int
 	machine *machine // the current or last run; nil before the first
 	lost    bool     // its container and files have vanished
@@ -136,8 +135,8 @@ func (sb *sandbox) lastActive(now time.Time) time.Time {
 }
 
 // insert adds a record. The caller holds s.mu.
-func (s *Server) insert(r record, failure Snapshot) *sandbox {
-	sb := &sandbox{changed: make(chan struct{}), failure: failure, open: map[*activity]struct{}{}, stop: func() {}}
+func (s *Server) insert(r record) *sandbox {
+	sb := &sandbox{changed: make(chan struct{}), open: map[*activity]struct{}{}, stop: func() {}}
 	s.sandboxes[r.ID] = sb
 	s.change(sb, func(old *record) { *old = r })
 	return sb

@@ -72,7 +72,7 @@ func (s *Server) load() error {
 			}
 			r.State, r.Desired = StateStopped, StateStopped
 		}
-		s.insert(r, Snapshot{})
+		s.insert(r)
 	}
 	return nil
 }
