@@ -119,6 +119,8 @@ type Lease struct {
 	closers []func(context.Context)
 
 	resolving chan struct{} // holds one token: taken by whoever resolves box
+
+	sessions sessionPool // in which commands run
 }
 
 func newLease(p *provider, ref LeaseRef) *Lease {

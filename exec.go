@@ -1,0 +1,222 @@
+package leasehold
+
+import (
+	"context"
+	"io"
+	"maps"
+	"path"
+	"slices"
+	"time"
+
+	"github.com/leasehold-go/leasehold/internal/script"
+)
+
+// ProfilePolicy says which start-up files a command's environment comes from.
+type ProfilePolicy string
+
+// The profile policies. The zero value is ProfilesLogin.
+const (
+	// ProfilesLogin reads what a login shell would: /etc/profile, ~/.profile, ~/.bash_profile or else ~/.bashrc, and
+	// ~/.zprofile, each if it exists. Images put their tools on PATH there. Their output is discarded, their failures
+	// are ignored, and only what they export reaches the command.
+	ProfilesLogin ProfilePolicy = ""
+	// ProfilesNone starts from the daemon's own environment, which saves the time.
+	ProfilesNone ProfilePolicy = "none"
+)
+
+// DefaultCaptureLimit is how much of each stream a [Result] holds when [Command] has no writer for it and no limit.
+const DefaultCaptureLimit = 1 << 20
+
+// Command is one command to run. Exactly one of Args and Script must be set; the zero value of every other field is useful.
+//
+// The command runs in a process of its own, as the leader of a session and process group where the sandbox has setsid.
+// Its environment is the daemon's, then what the profiles export, then defaults that keep git from asking questions on a
+// terminal that is not there (GIT_TERMINAL_PROMPT=0 and the like), then Env.
+type Command struct {
+	// Args are the program, looked up in PATH, and its arguments, of any bytes but NUL. The program's name cannot begin
+	// with a dash. No shell reads them.
+	Args []string
+	// Script is a script for /bin/sh, of any bytes but NUL, without parameters.
+	Script string
+	// Dir is the directory to run in, relative to the lease's workspace, or absolute. Empty: the workspace. If it
+	// cannot be entered nothing is started, and Run fails with [ErrNotFound].
+	Dir string
+	// Env wins over the rest of the environment. Keys match [A-Za-z_][A-Za-z0-9_]*; values hold no NUL.
+	Env map[string]string
+	// Stdin is read to its end before the command starts, since a session cannot pass on the end of an input: it
+	// becomes a private file in the sandbox, which is removed before the command reads it. Its size is limited by the
+	// sandbox's disk alone. Nil: the command finds its input at its end. A Read that blocks when the context ends may
+	// return after Run.
+	Stdin io.Reader
+	// Stdout and Stderr receive the output as it arrives. The session's log brings it line by line. Writers are never
+	// called at the same time, and Run does not return during a call; a writer that waits makes the command wait, in
+	// the end. If one fails, the command is stopped. Nil: the output is captured in the [Result].
+	Stdout, Stderr io.Writer
+	// CaptureLimit is how many bytes of each captured stream the Result keeps, from its beginning. Zero:
+	// [DefaultCaptureLimit]. Negative: none.
+	CaptureLimit int64
+	// Timeout is the command's lifetime, from its dispatch on, whatever happens to the connection. When it is over the
+	// command is stopped and Run fails with [ErrTimeout]. Zero: none. The time that reading Stdin takes does not count.
+	Timeout time.Duration
+	// Profiles says which start-up files are read.
+	Profiles ProfilePolicy
+}
+
+// Transport is the way by which a command was run.
+type Transport string
+
+// The transports.
+const (
+	// TransportSession runs the command in one of the toolbox's sessions, and reads the session's log.
+	TransportSession Transport = "session"
+)
+
+// Fidelity says how sure it is that the output holds exactly the bytes that the command wrote.
+type Fidelity string
+
+// The fidelities.
+const (
+	// FidelityLines: the log carried the lines, and shows no sign of damage. Final newlines, partial last lines and
+	// bytes of any value are right, but NUL bytes: a session's log drops these and leaves no trace of it.
+	FidelityLines Fidelity = "lines"
+	// FidelityDamaged: the log cannot have carried the bytes exactly. Pieces of very long lines may be mixed up, or
+	// something on the way took the log's markers away.
+	FidelityDamaged Fidelity = "damaged"
+)
+
+// Result is what is known of a command that Run was asked to run. It says what was proved, and no more.
+type Result struct {
+	// ExitCode is the command's exit code, if Exited. A command that died by signal n has 128+n, as shells say it, and
+	// so has one that exits with that number. -1 otherwise: a missing exit code is never 0.
+	ExitCode int
+	// Exited reports that the command's exit was recorded.
+	Exited bool
+	// Complete reports that both streams were delivered up to the exit. What children in the background write later is
+	// not part of them.
+	Complete bool
+	// Dispatched says whether the command was handed to the sandbox. If no, it did not run and never will.
+	Dispatched Dispatch
+	// TimedOut reports that Command.Timeout was over, and StopConfirmed that the command, stopped because of that or of
+	// the end of the context, was confirmed to run no more. Daemons that it detached from itself may.
+	TimedOut      bool
+	StopConfirmed bool
+	// Stdout and Stderr are what was captured. The sizes count everything delivered, captured or not.
+	Stdout, Stderr         []byte
+	StdoutSize, StderrSize int64
+	// Truncated reports that something was not captured because of CaptureLimit.
+	Truncated bool
+	// Duration is the time from the dispatch to the end of the observation.
+	Duration  time.Duration
+	Transport Transport
+	Fidelity  Fidelity
+}
+
+// Executor runs commands in the sandbox of one lease. It is safe for concurrent use, and commands that run at the same
+// time do not wait for each other.
+type Executor struct{ l *Lease }
+
+// Executor returns the lease's executor.
+func (l *Lease) Executor() *Executor { return &Executor{l: l} }
+
+// Run runs a command and waits for it. It starts the command at most once, whatever is lost, and never repeats it.
+//
+// A nil error means that the exit is confirmed and the output complete: an exit code other than 0 is no error. Every
+// error is an [*Error] and comes with a Result that holds what is known by then, output included. The errors:
+//
+//   - [ErrInvalid]: the command cannot be run as it is; nothing was sent.
+//   - [ErrTimeout], [ErrCanceled]: Command.Timeout or ctx ended. Run returns promptly, at most a few seconds later, after
+//     it tried to stop the command and all its children; Result.StopConfirmed says whether that worked.
+//   - [ErrUncertain]: it is not known how the command ended, or, with DispatchedUnknown, whether it began.
+//   - [ErrNotRunning], [ErrGone]: the sandbox is not there. With DispatchedYes it was lost under the command.
+//   - [ErrIO]: Stdin failed, and nothing was started; or a writer did, and the command was stopped.
+//   - [ErrClosed]: the lease was given back, before or meanwhile.
+//   - Others are the provider's refusals and failures before the dispatch.
+func (x *Executor) Run(ctx context.Context, cmd Command) (_ Result, err error) {
+	const op = "run"
+	ctx, span := x.l.p.span(ctx, op)
+	defer func() { endSpan(span, err) }()
+	r := &sessionRun{l: x.l, op: op, cmd: cmd, dispatched: DispatchedNo, stdout: newOutput(cmd.Stdout, cmd.CaptureLimit), stderr: newOutput(cmd.Stderr, cmd.CaptureLimit)}
+	failure := r.prepare()
+	if failure == nil {
+		var done func()
+		if done, failure = x.l.begin(op); failure == nil {
+			defer done()
+			failure = r.run(ctx)
+		}
+	}
+	if failure == nil {
+		return r.result(), nil
+	}
+	e := failed(op, failure)
+	e.Op, e.Dispatched = op, r.dispatched
+	e.Retryable = e.Retryable && r.dispatched == DispatchedNo
+	if e.Sandbox == "" {
+		e.Sandbox = x.l.ref.Sandbox
+	}
+	return r.result(), e
+}
+
+// check returns the command in the form that the script builder takes, or every problem of it.
+func (c *Command) check(op, workspace string) (script.Login, error) {
+	login := script.Login{Env: maps.Clone(c.Env), Args: slices.Clone(c.Args), Script: c.Script, Dir: workspace}
+	var p problems
+	switch {
+	case len(c.Args) == 0 && c.Script == "":
+		p.add("Command", "has neither Args nor Script")
+	case len(c.Args) > 0 && c.Script != "":
+		p.add("Command", "has both Args and Script")
+	}
+	if path.IsAbs(c.Dir) {
+		login.Dir = path.Clean(c.Dir)
+	} else {
+		login.Dir = path.Join(workspace, c.Dir)
+	}
+	if c.Timeout < 0 {
+		p.add("Command.Timeout", "is negative")
+	}
+	switch c.Profiles {
+	case ProfilesLogin:
+	case ProfilesNone:
+		login.Profiles = script.NoProfiles
+	default:
+		p.add("Command.Profiles", "is not a policy")
+	}
+	if err := login.Check(); err != nil {
+		p.add("Command", "cannot be sent: %s", err)
+	}
+	return login, p.err(op)
+}
+
+// output is the receiver of one stream.
+type output struct {
+	w         io.Writer // nil: capture
+	captured  []byte
+	limit     int64
+	size      int64
+	truncated bool
+}
+
+func newOutput(w io.Writer, limit int64) *output {
+	switch {
+	case limit == 0:
+		limit = DefaultCaptureLimit
+	case limit < 0:
+		limit = 0
+	}
+	return &output{w: w, limit: limit}
+}
+
+func (o *output) write(p []byte) error {
+	o.size += int64(len(p))
+	if o.w == nil {
+		keep := min(int64(len(p)), o.limit-int64(len(o.captured)))
+		o.captured = append(o.captured, p[:keep]...)
+		o.truncated = o.truncated || keep < int64(len(p))
+		return nil
+	}
+	n, err := o.w.Write(p)
+	if err == nil && n < len(p) {
+		err = io.ErrShortWrite
+	}
+	return err
+}

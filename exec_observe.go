@@ -1,0 +1,267 @@
+package leasehold
+
+import (
+	"context"
+	"errors"
+	"io"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/leasehold-go/leasehold/internal/daytona"
+)
+
+const (
+	// glanceTime bounds the first read of a command, and each early read of its status.
+	glanceTime = 500 * time.Millisecond
+	// silenceTime is how long a socket may deliver nothing, or not connect, before it is given up.
+	silenceTime = 15 * time.Second
+	// readTime bounds each read while polling: a status read as a whole, a snapshot from one piece to the next.
+	readTime = 15 * time.Second
+	// pollTime is the least time from one snapshot to the next: each is a copy of the whole log.
+	pollTime = time.Second
+	// blindTime is how long polling may fail altogether before the command counts as lost from sight.
+	blindTime = 5 * time.Minute
+)
+
+// earlyReads are the pauses before the status reads that accompany a new socket, which the daemon closes only a second
+// after the exit.
+var earlyReads = []time.Duration{25 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 200 * time.Millisecond}
+
+// observeTwins observes the command to its end. If the dispatch was delivered twice, the session's shell runs one of them
+// and refuses the other, and the reply may have named either.
+func (r *sessionRun) observeTwins(life, ctx context.Context) error {
+	refused := make(map[string]bool)
+	for range 8 {
+		err := r.observe(life, ctx)
+		if r.log.Refused() {
+			refused[r.command] = true
+		} else if err != errTwin {
+			return err
+		}
+		twins, err := r.twins(ctx)
+		if err != nil {
+			return r.l.observe(r.op, err)
+		}
+		next := slices.IndexFunc(twins, func(id string) bool { return id != r.command && !refused[id] })
+		if next < 0 {
+			break
+		}
+		r.command, r.recorded, r.log = twins[next], nil, r.newLog()
+	}
+	return &Error{Op: r.op, Kind: KindUncertain, Message: "no delivery of the command's dispatch shows that it was started"}
+}
+
+// errTwin says that another delivery of the dispatch may be the one that runs.
+var errTwin = errors.New("the command was delivered twice")
+
+// observe delivers the command's output until its end is proved, and returns nil then: both streams have their end marks,
+// or the daemon recorded the exit and the whole log was read after that, or the dispatch was refused. Ctx bounds it.
+// Once life has ended, and the command is being stopped, nothing new is begun.
+func (r *sessionRun) observe(life, ctx context.Context) error {
+	// What has already ended needs no socket.
+	glance, cancel := context.WithTimeout(ctx, glanceTime)
+	err := r.snapshot(glance, glanceTime)
+	cancel()
+	for connections := 0; ; connections++ {
+		switch {
+		case isOwn(err), r.ended():
+			return err
+		case life.Err() != nil:
+			return life.Err()
+		case connections == 2: // one reconnect
+			return r.poll(life, ctx)
+		}
+		var end socketEnd
+		switch end, err = r.follow(ctx); end {
+		case socketTwin:
+			return errTwin
+		case socketExited, socketSilent:
+			connections = 1 // no reconnect
+		}
+	}
+}
+
+// ended reports that the log says all that there is to say.
+func (r *sessionRun) ended() bool { return r.log.Complete() || r.log.Refused() }
+
+// isOwn reports that err is not the provider's: a writer of the caller failed.
+func isOwn(err error) bool {
+	var own *Error
+	return errors.As(err, &own)
+}
+
+// socketEnd says how a follow socket ended.
+type socketEnd int
+
+const (
+	socketLost   socketEnd = iota // closed, cleanly or not, or never opened: that proves nothing
+	socketSilent                  // given up; what it may yet deliver is ignored
+	socketExited                  // closed by us: an exit is recorded
+	socketTwin                    // closed by us: see errTwin
+)
+
+// What ends a socket on our side, as causes of its context.
+var (
+	errSilent = errors.New("the socket was silent")
+	errExited = errors.New("an exit is recorded")
+)
+
+// follow reads the log over a socket, while early status reads look for an exit. An error is a writer's.
+func (r *sessionRun) follow(ctx context.Context) (socketEnd, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	var early sync.WaitGroup
+	defer early.Wait()
+	defer cancel(nil)
+	silence := time.AfterFunc(silenceTime, func() { cancel(errSilent) })
+	defer silence.Stop()
+	var accepted atomic.Bool
+	accepted.Store(r.log.Accepted())
+	early.Go(func() { r.lookEarly(ctx, cancel, &accepted) })
+
+	socket, err := r.box.Follow(ctx, r.session.id, r.command)
+	if err == nil {
+		defer socket.Close()
+		read, buf := r.log.Open(), make([]byte, 32<<10)
+		for err == nil && !r.ended() {
+			var n int
+			n, err = socket.Read(buf)
+			if n == 0 || !silence.Stop() || ctx.Err() != nil {
+				continue
+			}
+			if _, err := read.Write(buf[:n]); err != nil {
+				return socketLost, err
+			}
+			accepted.Store(r.log.Accepted())
+			silence.Reset(silenceTime) // a slow writer is not the socket's silence
+		}
+	}
+	switch context.Cause(ctx) {
+	case errSilent:
+		return socketSilent, nil
+	case errExited:
+		return socketExited, nil
+	case errTwin:
+		return socketTwin, nil
+	}
+	return socketLost, nil
+}
+
+// lookEarly makes the early status reads. If by then the session's shell has not accepted the dispatch, it may be busy
+// with another delivery of it.
+func (r *sessionRun) lookEarly(ctx context.Context, end context.CancelCauseFunc, accepted *atomic.Bool) {
+	for _, pause := range earlyReads {
+		if sleep(ctx, pause) != nil {
+			return
+		}
+		if r.status(ctx, glanceTime) == nil && r.recorded != nil {
+			end(errExited)
+			return
+		}
+	}
+	if accepted.Load() {
+		return
+	}
+	if twins, err := r.twins(ctx); err == nil && len(twins) > 1 {
+		end(errTwin)
+	}
+}
+
+// status reads whether the daemon recorded the exit. That it is just doing so is "not yet".
+func (r *sessionRun) status(ctx context.Context, limit time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	c, err := r.box.Command(ctx, r.session.id, r.command)
+	var remote *daytona.Error
+	if errors.As(err, &remote) && remote.NotYet() {
+		return nil
+	}
+	if err == nil && c.ExitCode != nil {
+		r.recorded = c.ExitCode
+	}
+	return err
+}
+
+// snapshot reads the log as far as it goes now. Stall is how long it may deliver nothing. The error is the provider's, or a
+// writer's.
+func (r *sessionRun) snapshot(ctx context.Context, stall time.Duration) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	silence := time.AfterFunc(stall, cancel)
+	defer silence.Stop()
+	body, err := r.box.Logs(ctx, r.session.id, r.command)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	read, buf := r.log.Open(), make([]byte, 32<<10)
+	for {
+		n, err := body.Read(buf)
+		if n > 0 {
+			silence.Stop()
+			if _, err := read.Write(buf[:n]); err != nil {
+				return err
+			}
+			silence.Reset(stall)
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// poll reads status and log, in this order, so that a log read after a recorded exit is complete, at most once a second.
+// There is no limit to that but for the ends of life and ctx, and for the time in which nothing can be read at all.
+func (r *sessionRun) poll(life, ctx context.Context) error {
+	var blind time.Time // since when nothing could be read
+	for {
+		next := time.Now().Add(pollTime)
+		var err error
+		if r.recorded == nil {
+			err = r.status(ctx, readTime)
+		}
+		if log := r.snapshot(ctx, readTime); err == nil || isOwn(log) {
+			err = log
+		}
+		switch {
+		case isOwn(err), r.ended():
+			return err
+		case life.Err() != nil:
+			return life.Err()
+		case err == nil && r.recorded != nil:
+			return nil
+		case err == nil:
+			blind = time.Time{}
+		default:
+			if blind.IsZero() {
+				blind = time.Now()
+			}
+			if err := r.lost(ctx, err, time.Since(blind)); err != nil {
+				return err
+			}
+		}
+		if err := sleep(life, time.Until(next)); err != nil {
+			return err
+		}
+	}
+}
+
+// lost judges a failed read. It returns nil if the next one may succeed.
+func (r *sessionRun) lost(ctx context.Context, err error, blind time.Duration) error {
+	if sessionLost(err) {
+		return &Error{Op: r.op, Kind: KindUncertain, Message: "the session was lost under the command: how it ended is not known"}
+	}
+	_ = r.l.observe(r.op, err) // makes the next line read the sandbox
+	_, err = r.l.toolbox(ctx)
+	if errors.Is(err, ErrGone) || errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotOwned) || errors.Is(err, ErrAuth) {
+		return err
+	}
+	if blind >= blindTime {
+		return &Error{Op: r.op, Kind: KindUncertain, Message: "the command could not be observed any more: how it ended is not known"}
+	}
+	return nil
+}

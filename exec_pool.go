@@ -1,0 +1,274 @@
+package leasehold
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/leasehold-go/leasehold/internal/daytona"
+)
+
+const (
+	// maxIdleSessions is how many sessions, each a shell in the sandbox, a lease keeps for its next commands.
+	maxIdleSessions = 8
+	// deleteTime bounds the deletion of a session. The daemon takes 5 s over a process that ignores SIGTERM.
+	deleteTime = 8 * time.Second
+)
+
+// sessionPool holds the toolbox sessions of one lease. A session runs one command after another, so each command that
+// runs has one for itself. The zero value is empty and ready.
+type sessionPool struct {
+	mu      sync.Mutex
+	hooked  bool                // the lease will close the pool
+	closed  bool                //
+	all     map[string]struct{} // ids of the sessions that may exist
+	idle    []*session          // whose last command has ended; the one used last at the end
+	held    []*session          // whose last command has ended, and had left something behind that holds its output
+	deletes sync.WaitGroup
+}
+
+// session is a toolbox session. It belongs to one command, or to the pool.
+type session struct {
+	id    string
+	fence uint64 // of the last dispatch
+	last  string // the last command, unless the daemon has recorded its exit; until then the next one would have to wait
+}
+
+func (s *session) nextFence() uint64 {
+	s.fence++
+	return s.fence
+}
+
+// take returns a session in which a command starts at once, making one if there is none. An idle session is looked at
+// first: it may have died with a restart of the sandbox, and its last command may have left a child behind that holds
+// the output open, for which the session's shell waits.
+func (p *sessionPool) take(ctx context.Context, l *Lease, box *daytona.Toolbox) (*session, error) {
+	for {
+		s, wasHeld := p.pop()
+		if s == nil {
+			return p.create(ctx, l, box)
+		}
+		switch ready, err := s.ready(ctx, l, box); {
+		case err != nil:
+			if !p.put(s) {
+				p.discard(l, box, s.id)
+			}
+			return nil, err
+		case ready == sessionFree:
+			return s, nil
+		case ready == sessionGone:
+			p.forget(s.id)
+		case wasHeld:
+			p.hold(s)
+			return p.create(ctx, l, box)
+		default:
+			p.hold(s)
+		}
+	}
+}
+
+// pop takes the idle session that was used last, or else one that was held.
+func (p *sessionPool) pop() (s *session, wasHeld bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if n := len(p.idle); n > 0 {
+		s, p.idle = p.idle[n-1], p.idle[:n-1]
+		return s, false
+	}
+	if len(p.held) > 0 {
+		s, p.held = p.held[0], p.held[1:]
+	}
+	return s, true
+}
+
+type sessionState int
+
+const (
+	sessionFree sessionState = iota
+	sessionHeld
+	sessionGone
+)
+
+// ready looks whether the session's shell waits for a command. The daemon records an exit a moment after the wrapper
+// reported it, so it is asked again before the session is given up as held.
+func (s *session) ready(ctx context.Context, l *Lease, box *daytona.Toolbox) (sessionState, error) {
+	for _, pause := range []time.Duration{0, 2 * time.Millisecond, 5 * time.Millisecond} {
+		if s.last == "" {
+			return sessionFree, nil
+		}
+		if err := sleep(ctx, pause); err != nil {
+			return 0, err
+		}
+		callCtx, cancel := context.WithTimeout(ctx, l.p.cfg.CallTimeout)
+		c, err := box.Command(callCtx, s.id, s.last)
+		cancel()
+		var remote *daytona.Error
+		switch {
+		case err == nil && c.ExitCode != nil:
+			s.last = ""
+		case err == nil:
+		case !errors.As(err, &remote):
+			return 0, err
+		case remote.NotYet():
+		case remote.NotFound(), remote.SessionMissing():
+			return sessionGone, nil
+		default:
+			return 0, l.observe("run", err)
+		}
+	}
+	if s.last == "" {
+		return sessionFree, nil
+	}
+	return sessionHeld, nil
+}
+
+// create makes a session. Its id is noted before the request, so that one whose reply was lost is deleted in the end.
+func (p *sessionPool) create(ctx context.Context, l *Lease, box *daytona.Toolbox) (*session, error) {
+	s := &session{id: "leasehold-" + uuid.NewString()}
+	if !p.note(l, s.id) {
+		return nil, &Error{Kind: KindClosed, Message: "the lease was given back"}
+	}
+	callCtx, cancel := context.WithTimeout(ctx, l.p.cfg.CallTimeout)
+	defer cancel()
+	err := box.CreateSession(callCtx, s.id)
+	var remote *daytona.Error
+	if errors.As(err, &remote) && remote.Status == http.StatusConflict {
+		err = nil // the proxy delivered the request twice: nobody else knows this id
+	}
+	if err != nil {
+		p.discard(l, box, s.id)
+		return nil, l.observe("run", err)
+	}
+	return s, nil
+}
+
+// note records that a session of this id may exist. It reports false if the lease is being given back.
+func (p *sessionPool) note(l *Lease, id string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return false
+	}
+	if !p.hooked {
+		if p.hooked = l.onClose(func(ctx context.Context) { p.close(ctx, l) }); !p.hooked {
+			return false
+		}
+	}
+	if p.all == nil {
+		p.all = make(map[string]struct{})
+	}
+	p.all[id] = struct{}{}
+	return true
+}
+
+// put gives a session back whose command has ended. It reports false if the pool has enough.
+func (p *sessionPool) put(s *session) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.closed && len(p.idle) >= maxIdleSessions {
+		return false
+	}
+	p.idle = append(p.idle, s)
+	return true
+}
+
+func (p *sessionPool) hold(s *session) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.held = append(p.held, s)
+}
+
+// forget drops the id of a session that does not exist any more.
+func (p *sessionPool) forget(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.all, id)
+}
+
+// isClosed reports that the lease is being given back.
+func (p *sessionPool) isClosed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.closed
+}
+
+// discard deletes a session in the background. If that fails the id stays noted, and is deleted when the lease is given
+// back.
+func (p *sessionPool) discard(l *Lease, box *daytona.Toolbox, id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
+	work, finish, err := l.p.start(context.Background(), "run")
+	if err != nil {
+		return
+	}
+	p.deletes.Go(func() {
+		defer finish()
+		ctx, cancel := context.WithTimeout(daytona.Quiet(work), deleteTime)
+		defer cancel()
+		p.delete(ctx, box, id)
+	})
+}
+
+// delete deletes a session and what runs in it, and reports whether the daemon confirmed that. It tries until ctx ends.
+func (p *sessionPool) delete(ctx context.Context, box *daytona.Toolbox, id string) bool {
+	var pause backoff
+	for lost := false; ; lost = true {
+		err := box.DeleteSession(ctx, id)
+		var remote *daytona.Error
+		switch {
+		case err == nil:
+			p.forget(id)
+			return true
+		case errors.As(err, &remote) && (remote.NotFound() || remote.SessionMissing()):
+			p.forget(id)
+			return lost // an earlier request, whose reply was lost, did it
+		case errors.As(err, &remote) && !failed("run", err).Retryable:
+			return false // such as: the sandbox is not started
+		}
+		if pause.wait(ctx, 0) != nil {
+			return false
+		}
+	}
+}
+
+// close deletes every session, those of running commands included, and waits for that until ctx ends.
+func (p *sessionPool) close(ctx context.Context, l *Lease) {
+	p.mu.Lock()
+	p.closed = true
+	ids := make([]string, 0, len(p.all))
+	for id := range p.all {
+		ids = append(ids, id)
+	}
+	p.idle, p.held = nil, nil
+	p.mu.Unlock()
+	if box := l.resolved(); box != nil {
+		ctx, cancel := context.WithTimeout(daytona.Quiet(ctx), deleteTime)
+		defer cancel()
+		for _, id := range ids {
+			p.deletes.Go(func() { p.delete(ctx, box, id) })
+		}
+	}
+	p.deletes.Wait()
+}
+
+// sleep waits for d, or for the end of ctx, which it returns.
+func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctxError(ctx)
+	}
+}
