@@ -200,7 +200,9 @@ func (e *Error) ContainerGone() bool { return e.Structured && e.says(wordContain
 func (e *Error) NotYet() bool { return e.says(wordNotYet) }
 
 // SessionMissing reports that the daemon does not know the session.
-func (e *Error) SessionMissing() bool { return e.Structured && e.says(wordSessionMissing) }
+func (e *Error) SessionMissing() bool {
+	return !isPTY(e.Op) && e.Structured && e.says(wordSessionMissing)
+}
 
 // TimedOut reports that [Toolbox.Execute] reached its timeout: the daemon killed the command, its output is lost.
 func (e *Error) TimedOut() bool { return e.Op == OpExecute && e.Status == http.StatusRequestTimeout }

@@ -1,0 +1,139 @@
+package daytona
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+// hostileEnvironment holds every variable that the SDK or the generated clients look at, with values that break a
+// client which obeys them. The whole package is tested under it.
+var hostileEnvironment = map[string]string{
+	"DAYTONA_API_KEY":                   "wrong-key",
+	"DAYTONA_JWT_TOKEN":                 "wrong-token",
+	"DAYTONA_ORGANIZATION_ID":           "wrong-organization",
+	"DAYTONA_API_URL":                   "http://127.0.0.1:1/wrong",
+	"DAYTONA_SERVER_URL":                "http://127.0.0.1:1/wrong",
+	"DAYTONA_TARGET":                    "wrong-target",
+	"DAYTONA_EXPERIMENTAL_OTEL_ENABLED": "true",
+}
+
+func TestMain(m *testing.M) {
+	for key, value := range hostileEnvironment {
+		os.Setenv(key, value)
+	}
+	goleak.VerifyTestMain(m)
+}
+
+const testKey = "test-key-0123456789"
+
+// fake is a server that answers with a handler and remembers what it was asked.
+type fake struct {
+	*httptest.Server
+	mu       sync.Mutex
+	requests []*http.Request
+}
+
+func newFake(t *testing.T, handler http.HandlerFunc) *fake {
+	t.Helper()
+	f := &fake{}
+	f.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		f.mu.Lock()
+		f.requests = append(f.requests, r)
+		f.mu.Unlock()
+		handler(w, r)
+	}))
+	t.Cleanup(f.Close)
+	return f
+}
+
+func (f *fake) seen() []*http.Request {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return append([]*http.Request(nil), f.requests...)
+}
+
+// observed collects calls.
+type observed struct {
+	mu    sync.Mutex
+	calls []Call
+}
+
+func (o *observed) add(c Call) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.calls = append(o.calls, c)
+}
+
+func (o *observed) all() []Call {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return append([]Call(nil), o.calls...)
+}
+
+// client returns a client of the server, whose API is below /api and whose toolbox proxy below /toolbox.
+func (f *fake) client(t *testing.T, observe func(Call)) *Client {
+	t.Helper()
+	return newClient(t, Config{APIURL: f.URL + "/api", APIKey: testKey, Observe: observe})
+}
+
+func (f *fake) toolbox(t *testing.T) *Toolbox {
+	t.Helper()
+	return f.client(t, nil).Toolbox(&Sandbox{ID: "box", ToolboxURL: f.URL + "/toolbox"})
+}
+
+func newClient(t *testing.T, config Config) *Client {
+	t.Helper()
+	c, err := New(config)
+	if err != nil {
+		t.Fatalf("New() = %v", err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// answer is a handler with one fixed answer.
+func answer(status int, body string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		w.WriteHeader(status)
+		w.Write([]byte(body))
+	}
+}
+
+// hang is a handler that says nothing until the client is gone, which the server notices once the body was read.
+func hang(_ http.ResponseWriter, r *http.Request) {
+	io.Copy(io.Discard, r.Body)
+	<-r.Context().Done()
+}
+
+// failure asserts that err is an *Error, and returns it.
+func failure(t *testing.T, err error) *Error {
+	t.Helper()
+	var e *Error
+	if !errors.As(err, &e) {
+		t.Fatalf("error = %#v, want an *Error", err)
+	}
+	return e
+}
+
+// within bounds a test that would otherwise hang.
+func within(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+const (
+	apiNotFound    = `{"path":"/api/sandbox/x","timestamp":"2026-01-01T00:00:00Z","statusCode":404,"error":"Not Found","message":"Sandbox with ID or name x not found"}`
+	daemonNotFound = `{"statusCode":404,"message":"not found: session not found","code":"NOT_FOUND","timestamp":"2026-01-01T00:00:00Z","path":"/process/session/s","method":"GET"}`
+)
