@@ -1,0 +1,414 @@
+package archive
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// sandboxes are the kinds of userland that the scripts must work with.
+var sandboxes = []string{"dash", "bash", "busybox", "bsdtar"}
+
+// userland makes a PATH for one of them: "sh" and "tar" in it are of that kind.
+func userland(t testing.TB, kind string) string {
+	t.Helper()
+	bin := t.TempDir()
+	link := func(name, tool string) {
+		if err := os.Symlink(needTool(t, tool), filepath.Join(bin, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	switch kind {
+	case "busybox":
+		for _, name := range strings.Fields("sh tar find mv rm dd grep wc mkdir cat chmod sleep kill printf") {
+			link(name, "busybox")
+		}
+		return bin
+	case "bsdtar":
+		link("tar", "bsdtar")
+	default:
+		link("sh", kind)
+	}
+	return bin + ":" + os.Getenv("PATH")
+}
+
+// deliver runs a script as the daemon does: as the standard input of a shell.
+func deliver(t testing.TB, path, text, scratch string) Reply {
+	t.Helper()
+	cmd := exec.Command("sh")
+	cmd.Stdin = strings.NewReader(text + "echo the rest of the input is not read by the script\n")
+	cmd.Env = []string{"PATH=" + path, "LANG=en_US.UTF-8"}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("shell: %v: %s", err, out)
+	}
+	if !bytes.Contains(out, []byte("the rest of the input")) {
+		t.Errorf("the script read its own input: %s", out)
+	}
+	reply, ok := ParseReply(string(out), scratch)
+	if !ok {
+		t.Errorf("no word in %q", out)
+	}
+	return reply
+}
+
+// uploaded puts an archive of src where an import expects it.
+func uploaded(t testing.TB, src, dest string) RemoteImport {
+	t.Helper()
+	data, _ := pack(t, src, WriteOptions{RepeatDirs: true})
+	r := RemoteImport{Dir: dest, Scratch: StageName(), Bytes: int64(len(data)), Own: filepath.Join(dest, ".leasehold")}
+	if err := os.MkdirAll(filepath.Dir(r.Upload()), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(r.Upload(), data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func put(t testing.TB, dir string, files map[string]string) {
+	t.Helper()
+	for name, body := range files {
+		path := filepath.Join(dir, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(body), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func contents(t testing.TB, dir string) map[string]string {
+	t.Helper()
+	got := map[string]string{}
+	err := filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		rel, _ := filepath.Rel(dir, path)
+		if d.Type()&os.ModeSymlink != 0 {
+			target, err := os.Readlink(path)
+			got[rel] = "-> " + target
+			return err
+		}
+		data, err := os.ReadFile(path)
+		got[rel] = string(data)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
+func TestImportScriptPublishesTheTree(t *testing.T) {
+	for _, kind := range sandboxes {
+		t.Run(kind, func(t *testing.T) {
+			path := userland(t, kind)
+			src, dest := t.TempDir(), filepath.Join(t.TempDir(), "it's a $dest")
+			oddTree(t, src)
+			if err := os.Remove(filepath.Join(src, ".hidden", "up")); err != nil { // see TestTarToolsExtractTheTree
+				t.Fatal(err)
+			}
+			if err := os.Chtimes(filepath.Join(src, ".hidden"), time.Unix(1e9, 0), time.Unix(1e9, 0)); err != nil {
+				t.Fatal(err)
+			}
+			r := uploaded(t, src, dest)
+			if got := deliver(t, path, r.Script(), r.Scratch); got.Word != WordOK {
+				t.Fatalf("word %q, want ok", got.Word)
+			}
+			t.Cleanup(func() { unlockAll(t, dest) })
+			if diff := cmp.Diff(describe(t, src), describe(t, dest)); diff != "" {
+				t.Errorf("tree mismatch (-want +got):\n%s", diff)
+			}
+			if got := deliver(t, path, r.Script(), r.Scratch); got.Word != WordGone {
+				t.Errorf("a second delivery says %q, want gone", got.Word)
+			}
+		})
+	}
+}
+
+func TestImportScriptMergesDirectories(t *testing.T) {
+	for _, kind := range sandboxes {
+		t.Run(kind, func(t *testing.T) {
+			path := userland(t, kind)
+			src, dest := t.TempDir(), t.TempDir()
+			put(t, src, map[string]string{"a": "new", "d/b": "new", "d/e/f": "new", "fresh/x": "new", ".dot/y": "new"})
+			put(t, dest, map[string]string{"a": "old", "kept": "old", "d/kept": "old", "d/e/f": "old", ".dot/..kept": "old", ".leasehold/lease.json": "mine"})
+			many := map[string]string{}
+			for i := range 150 { // more than one batch of renames
+				many[fmt.Sprintf("d/many %d", i)] = "new"
+			}
+			put(t, src, many)
+			if err := os.Symlink("/etc/passwd", filepath.Join(dest, "d", "b")); err != nil {
+				t.Fatal(err)
+			}
+			r := uploaded(t, src, dest)
+			if got := deliver(t, path, r.Script(), r.Scratch); got.Word != WordOK {
+				t.Fatalf("word %q, want ok", got.Word)
+			}
+			want := map[string]string{
+				"a": "new", "kept": "old", "d/b": "new", "d/kept": "old", "d/e/f": "new", "fresh/x": "new", ".dot/y": "new", ".dot/..kept": "old",
+				".leasehold/lease.json": "mine",
+			}
+			for name, body := range many {
+				want[name] = body
+			}
+			if diff := cmp.Diff(want, contents(t, dest)); diff != "" {
+				t.Errorf("destination mismatch (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestF2ImportScriptRefusesBeforeItPublishes(t *testing.T) {
+	for name, tc := range map[string]struct {
+		prepare func(src, dest string, r *RemoteImport) error
+		want    Word
+	}{
+		"short":            {func(_, _ string, r *RemoteImport) error { return os.Truncate(r.Upload(), r.Bytes-512) }, WordShort},
+		"long":             {func(_, _ string, r *RemoteImport) error { return os.Truncate(r.Upload(), r.Bytes+512) }, WordShort},
+		"missing":          {func(_, _ string, r *RemoteImport) error { return os.Remove(r.Upload()) }, WordMissing},
+		"scratch vanished": {func(_, _ string, r *RemoteImport) error { return os.RemoveAll(filepath.Dir(r.Upload())) }, WordGone},
+		"damaged": {func(_, _ string, r *RemoteImport) error {
+			return os.WriteFile(r.Upload(), bytes.Repeat([]byte("damage"), int(r.Bytes/6+1))[:r.Bytes], 0o600)
+		}, WordExtract},
+		"directory over a file": {func(_, dest string, _ *RemoteImport) error { return os.WriteFile(filepath.Join(dest, "d"), nil, 0o600) }, WordConflict},
+		"directory over a link": {func(_, dest string, _ *RemoteImport) error { return os.Symlink(".", filepath.Join(dest, "d")) }, WordConflict},
+		"file over a directory": {func(_, dest string, _ *RemoteImport) error {
+			return os.MkdirAll(filepath.Join(dest, "d", "deep"), 0o700)
+		}, WordConflict},
+		"cleanup was faster": {func(_, _ string, r *RemoteImport) error {
+			return os.Mkdir(filepath.Join(filepath.Dir(r.Upload()), "gate"), 0o700)
+		}, WordCanceled},
+	} {
+		t.Run(name, func(t *testing.T) {
+			src, dest := t.TempDir(), t.TempDir()
+			put(t, src, map[string]string{"a": "new", "d/deep": "new", "z": "new"})
+			put(t, dest, map[string]string{"a": "old"})
+			r := uploaded(t, src, dest)
+			if err := tc.prepare(src, dest, &r); err != nil {
+				t.Fatal(err)
+			}
+			if got := deliver(t, os.Getenv("PATH"), r.Script(), r.Scratch); got.Word != tc.want {
+				t.Errorf("word %q, want %q", got.Word, tc.want)
+			}
+			if got := contents(t, dest)["a"]; got != "old" {
+				t.Errorf("a is %q, want the earlier content", got)
+			}
+			if _, err := os.Lstat(filepath.Join(dest, "z")); err == nil {
+				t.Error("something was published")
+			}
+			if _, err := os.Lstat(filepath.Join(dest, r.Scratch)); err == nil {
+				t.Error("the scratch directory is left")
+			}
+		})
+	}
+}
+
+func TestImportScriptProtectsTheLeasesDirectory(t *testing.T) {
+	src, dest := t.TempDir(), t.TempDir()
+	put(t, src, map[string]string{".leasehold/lease.json": "forged", "x": "x"})
+	put(t, dest, map[string]string{".leasehold/lease.json": "mine"})
+	alias := filepath.Join(t.TempDir(), "alias")
+	if err := os.Symlink(dest, alias); err != nil {
+		t.Fatal(err)
+	}
+	r := uploaded(t, src, alias)
+	r.Own = filepath.Join(dest, ".leasehold")
+	if got := deliver(t, os.Getenv("PATH"), r.Script(), r.Scratch); got.Word != WordReserved {
+		t.Errorf("word %q, want reserved", got.Word)
+	}
+	if diff := cmp.Diff(map[string]string{".leasehold/lease.json": "mine"}, contents(t, dest)); diff != "" {
+		t.Errorf("destination mismatch (-want +got):\n%s", diff)
+	}
+}
+
+// Two deliveries at once: one works, neither reports a failure, the result is whole.
+func TestImportScriptBearsConcurrentDeliveries(t *testing.T) {
+	for range 5 {
+		src, dest := t.TempDir(), t.TempDir()
+		oddTree(t, src)
+		r := uploaded(t, src, dest)
+		var words [2]Word
+		var wg sync.WaitGroup
+		for i := range words {
+			wg.Go(func() { words[i] = deliver(t, os.Getenv("PATH"), r.Script(), r.Scratch).Word })
+		}
+		wg.Wait()
+		t.Cleanup(func() { unlockAll(t, dest) })
+		if !(words[0] == WordOK && words[1] == WordGone || words[0] == WordGone && words[1] == WordOK) {
+			t.Errorf("words %q, want one ok and one gone", words)
+		}
+		if diff := cmp.Diff(len(describe(t, src)), len(describe(t, dest))); diff != "" {
+			t.Errorf("number of entries mismatch (-want +got):\n%s", diff)
+		}
+	}
+}
+
+func TestExportScriptMakesAnArchive(t *testing.T) {
+	for _, kind := range sandboxes {
+		t.Run(kind, func(t *testing.T) {
+			path := userland(t, kind)
+			src, dest := t.TempDir(), filepath.Join(t.TempDir(), "dest")
+			oddTree(t, src)
+			put(t, src, map[string]string{"node_modules/x": "x", "a/b.log": "log", "logs/z.log": "z", ".leasehold/lease.json": "mine"})
+			exclude, err := NewMatcher([]string{"node_modules", "a/*.log", "/.leasehold"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := RemoteExport{Scratch: filepath.Join(src, ".leasehold", StageName()), Source: src, Exclude: exclude}
+			reply := deliver(t, path, r.Script(), r.Scratch)
+			if reply.Word != WordOK {
+				t.Fatalf("word %q, want ok", reply.Word)
+			}
+			if again := deliver(t, path, r.Script(), r.Scratch); again.Word != WordOK || again.Bytes != reply.Bytes {
+				t.Errorf("a second delivery says %+v, want the answer of the first, %+v", again, reply)
+			}
+			data, err := os.ReadFile(filepath.Join(r.Scratch, RemoteExported))
+			if err != nil || int64(len(data)) != reply.Bytes {
+				t.Fatalf("%d bytes, %v, want %d", len(data), err, reply.Bytes)
+			}
+			if _, err := Extract(context.Background(), bytes.NewReader(data), dest, ExtractOptions{Size: reply.Bytes, Exclude: exclude}); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { unlockAll(t, dest) })
+			if got := deliver(t, path, RemoteCleanup(r.Scratch, 0), r.Scratch); got.Word != WordOK {
+				t.Errorf("cleanup says %q, want ok", got.Word)
+			}
+			if _, err := os.Lstat(r.Scratch); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the scratch directory is left: %v", err)
+			}
+			for _, gone := range []string{"node_modules", "a/b.log", ".leasehold"} {
+				if err := os.RemoveAll(filepath.Join(src, gone)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// Removing them changed the times of the directories they were in.
+			if err := os.Chtimes(filepath.Join(src, "a"), time.Unix(1e9, 0), time.Unix(1e9, 0)); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.Chtimes(filepath.Join(dest, "a"), time.Unix(1e9, 0), time.Unix(1e9, 0)); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(describe(t, src), describe(t, dest)); diff != "" {
+				t.Errorf("tree mismatch (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestExportScriptRefuses(t *testing.T) {
+	dir := t.TempDir()
+	put(t, dir, map[string]string{"file": "x", "-dash": "y"})
+	if err := os.Symlink("file", filepath.Join(dir, "link")); err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		source string
+		file   bool
+		want   Word
+	}{
+		{"file", false, WordNotDir}, {"missing", false, WordNoSource}, {"missing", true, WordNoSource},
+		{".", true, WordNotFile}, {"link", true, WordSymlink}, {"file", true, WordOK}, {"-dash", true, WordOK}, {"/dev/null", true, WordNotFile},
+	} {
+		source := tc.source
+		if !filepath.IsAbs(source) {
+			source = filepath.Join(dir, source)
+		}
+		r := RemoteExport{Scratch: filepath.Join(t.TempDir(), StageName()), Source: source, File: tc.file}
+		if got := deliver(t, os.Getenv("PATH"), r.Script(), r.Scratch); got.Word != tc.want {
+			t.Errorf("export of %q (file %v) says %q, want %q", tc.source, tc.file, got.Word, tc.want)
+		}
+		if tc.want != WordOK {
+			onlyEntries(t, filepath.Dir(r.Scratch))
+		}
+	}
+}
+
+// A disk of 1 MiB: neither side may publish anything, and both say why.
+func TestScriptsSayThatTheDiskIsFull(t *testing.T) {
+	disk := t.TempDir()
+	if out, err := exec.Command("mount", "-t", "tmpfs", "-o", "size=1m", "leasehold", disk).CombinedOutput(); err != nil {
+		if os.Getenv("LEASEHOLD_REQUIRE_ALL") == "1" {
+			t.Fatalf("no tmpfs can be mounted: %s", out)
+		}
+		t.Skip("no tmpfs can be mounted: needs root")
+	}
+	t.Cleanup(func() {
+		if out, err := exec.Command("umount", disk).CombinedOutput(); err != nil {
+			t.Errorf("umount: %s", out)
+		}
+	})
+	src := t.TempDir()
+	put(t, src, map[string]string{"a": "small", "b": strings.Repeat("x", 800<<10)})
+	r := uploaded(t, src, disk) // fits once, but not twice
+	if got := deliver(t, os.Getenv("PATH"), r.Script(), r.Scratch); got.Word != WordNoSpace {
+		t.Errorf("import says %q, want nospace", got.Word)
+	}
+	onlyEntries(t, disk)
+	put(t, src, map[string]string{"c": strings.Repeat("x", 800<<10)})
+	x := RemoteExport{Scratch: filepath.Join(disk, "own", StageName()), Source: src}
+	if got := deliver(t, os.Getenv("PATH"), x.Script(), x.Scratch); got.Word != WordNoSpace {
+		t.Errorf("export says %q, want nospace", got.Word)
+	}
+	onlyEntries(t, filepath.Join(disk, "own"))
+}
+
+func TestMissingTarIsNamed(t *testing.T) {
+	bin := t.TempDir()
+	for _, name := range strings.Fields("sh find mv rm dd grep wc mkdir cat chmod sleep") {
+		if err := os.Symlink(needTool(t, name), filepath.Join(bin, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	src, dest := t.TempDir(), t.TempDir()
+	r := uploaded(t, src, dest)
+	if got := deliver(t, bin, r.Script(), r.Scratch); got.Word != WordNoTar {
+		t.Errorf("import says %q, want notar", got.Word)
+	}
+	x := RemoteExport{Scratch: filepath.Join(dest, StageName()), Source: src}
+	if got := deliver(t, bin, x.Script(), x.Scratch); got.Word != WordNoTar {
+		t.Errorf("export says %q, want notar", got.Word)
+	}
+	onlyEntries(t, dest)
+}
+
+func TestExportNoticesChangesAndListsSockets(t *testing.T) {
+	src := t.TempDir()
+	put(t, src, map[string]string{"a": strings.Repeat("x", 1<<20)})
+	// A tar that changes a file after it was archived, and before the exit status is decided.
+	bin := t.TempDir()
+	wrapper := "#!/bin/sh\n[ \"$1\" = --version ] && exec " + needTool(t, "tar") + " --version\n" + needTool(t, "tar") + " \"$@\"\nexit 1\n"
+	if err := os.WriteFile(filepath.Join(bin, "tar"), []byte(wrapper), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	path := bin + ":" + os.Getenv("PATH")
+	r := RemoteExport{Scratch: filepath.Join(t.TempDir(), StageName()), Source: src}
+	if got := deliver(t, path, r.Script(), r.Scratch); got.Word != WordChanged {
+		t.Errorf("word %q, want changed", got.Word)
+	}
+	// A socket's path is limited to about 100 bytes, which a test's directory may exceed.
+	t.Chdir(src)
+	l, err := net.Listen("unix", "s o c k")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	r.Live = true
+	if got := deliver(t, path, r.Script(), r.Scratch); got.Word != WordOK || fmt.Sprint(got.Sockets) != "[s o c k]" {
+		t.Errorf("reply %+v, want ok, for changes were allowed, and one socket", got)
+	}
+}
