@@ -356,3 +356,36 @@ func TestListsPageAndFilter(t *testing.T) {
 		t.Errorf("after deletions: got %q, want %q", got, want)
 	}
 }
+
+func TestConcurrentUse(t *testing.T) {
+	s := serve(t, emulator.Options{Limits: emulator.Limits{CreateRate: 12}})
+	const callers = 40
+	results := make(chan int, callers)
+	for i := range callers {
+		go func() {
+			r, err := s.send("POST", "/api/sandbox", fmt.Sprintf(`{"name":"n%d"}`, i))
+			if err != nil || r.status != http.StatusOK {
+				results <- r.status
+				return
+			}
+			path := "/api/sandbox/" + r.str("id")
+			for _, request := range [][2]string{{"POST", path + "/stop"}, {"GET", path}, {"POST", path + "/start"}, {"GET", "/api/sandbox/paginated"}, {"PUT", path + "/labels"}} {
+				s.send(request[0], request[1], `{"labels":{}}`)
+			}
+			s.Sandbox(r.str("id")).Settle(time.Minute)
+			deleted, _ := s.send("DELETE", path, "")
+			s.Sandbox(r.str("id")).Settle(time.Minute)
+			results <- deleted.status
+		}()
+	}
+	got := map[int]int{}
+	for range callers {
+		got[<-results]++
+	}
+	if diff := cmp.Diff(map[int]int{200: 12, 429: 28}, got); diff != "" {
+		t.Errorf("results (-want +got):\n%s", diff)
+	}
+	if left := s.Sandboxes(); len(left) != 0 {
+		t.Errorf("sandboxes left: %v", left)
+	}
+}

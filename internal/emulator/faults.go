@@ -30,7 +30,7 @@ const (
 	CloseSocket   Action = "close-socket"   // a socket closes with Code and the reason Body after Bytes; Code 0 drops it
 	ReplayPrefix  Action = "replay-prefix"  // the first Bytes (in a socket: whole frames) are delivered twice
 	StaleList     Action = "stale-list"     // a list shows what was there Delay ago; without a Delay, when the fault was set
-	LoseContainer Action = "lose-container" // the sandbox's container and files vanish before the request is processed
+	LoseContainer Action = "lose-container" // the container and files vanish before the request is processed
 	DiskFull      Action = "disk-full"      // the sandbox's disk has no room while the request is processed
 	RunnerFailure Action = "runner-failure" // a creation is inserted, and ends as "error" with the reason Body; Code 200 makes it recoverable
 	StallChange   Action = "stall-change"   // the state change takes Delay; without a Delay it never ends, as far as the control plane has no limit for it
@@ -40,7 +40,8 @@ const (
 const replayLimit = 256 << 10
 
 // Fault is one thing that goes wrong. Faults are tried in order; the first that takes a request is the only one that
-// sees it, so later ones do not count it.
+// sees it, so later ones do not count it. A Go client repeats an idempotent request by itself when a connection that it
+// used before ends without a reply: to lose such a request for good, let Count cover the repetition.
 type Fault struct {
 	// Method and Path choose the requests. Empty means all. Path is compared with the path after the server's root,
 	// segment by segment: "*" stands for one segment, "**" at the end for any number of them. Examples:

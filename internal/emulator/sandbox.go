@@ -209,37 +209,45 @@ func (s *Server) begin(sb *sandbox, stall *time.Duration, run func(*outcome)) {
 
 // wait passes the time that a step takes. It returns false if the change was abandoned.
 func (o *outcome) wait(d time.Duration) bool {
-	if o.stall != nil {
-		d = *o.stall
-		if d == 0 {
-			<-o.ctx.Done()
-			return false
-		}
-		o.stall = nil // only the first step is slow
-	}
-	if d <= 0 {
-		return o.ctx.Err() == nil
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-o.ctx.Done():
+	d, ends := o.duration(d)
+	if !ends {
+		<-o.ctx.Done()
 		return false
 	}
+	return o.pass(d)
 }
 
 // waitAtMost is wait for a step that the control plane gives up after limit: the sandbox ends errored.
 func (o *outcome) waitAtMost(d, limit time.Duration, doing string) bool {
-	if o.stall != nil && (*o.stall == 0 || *o.stall > limit) {
-		o.stall = nil
-		if o.wait(limit) {
-			o.fail("Timeout while "+doing+" sandbox", false)
-		}
+	d, ends := o.duration(d)
+	if ends && d <= limit {
+		return o.pass(d)
+	}
+	if o.pass(limit) {
+		o.fail("Timeout while "+doing+" sandbox", false)
+	}
+	return false
+}
+
+// duration is how long a step takes, and whether it ends at all. A stall applies to the first step only.
+func (o *outcome) duration(d time.Duration) (_ time.Duration, ends bool) {
+	if o.stall == nil {
+		return d, true
+	}
+	d = *o.stall
+	o.stall = nil
+	return d, d != 0
+}
+
+func (o *outcome) pass(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return o.ctx.Err() == nil
+	case <-o.ctx.Done():
 		return false
 	}
-	return o.wait(d)
 }
 
 // set edits the record unless the change was abandoned; done says that the change is complete.
