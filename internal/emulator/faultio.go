@@ -272,11 +272,12 @@ func (c *faultySocket) next() (unit int, payload int64) {
 			return 0, 0
 		}
 		if bytes.HasPrefix(b, []byte("HTTP")) {
-			end := bytes.Index(b, []byte("\r\n\r\n"))
-			if end >= 0 {
-				c.past = true
+			head, _, complete := bytes.Cut(b, []byte("\r\n\r\n"))
+			if !complete {
+				return 0, 0
 			}
-			return end + 4*min(1, end+1), -1
+			c.past = true
+			return len(head) + 4, -1
 		}
 		c.past = true
 	}

@@ -340,3 +340,18 @@ func TestRateWindowEnds(t *testing.T) {
 		s.must(http.StatusOK, "GET", "/api/sandbox/paginated", "")
 	})
 }
+
+func TestDestroyedSandboxIsForgotten(t *testing.T) {
+	bubble(t, emulator.Options{}, func(t *testing.T, s *server) {
+		sb := s.create(`{}`)
+		s.must(http.StatusOK, "DELETE", "/api/sandbox/"+sb.ID(), "")
+		sleep(9 * time.Minute)
+		if got := s.Sandbox(sb.ID()); got == nil || got.State() != "destroyed" {
+			t.Errorf("soon after: got %v, want destroyed", got)
+		}
+		sleep(2 * time.Minute)
+		if s.Sandbox(sb.ID()) != nil {
+			t.Error("it is remembered for ever")
+		}
+	})
+}
