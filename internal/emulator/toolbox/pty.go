@@ -19,8 +19,6 @@ const (
 
 // ptyTable holds the terminals of a toolbox. The zero value is empty and ready.
 type ptyTable struct {
-	running sync.WaitGroup // sessions that were started, and clients
-
 	mu       sync.Mutex
 	closed   bool
 	sessions map[string]*ptySession
@@ -90,21 +88,7 @@ func (p *ptyTable) list() []*ptySession {
 	return slices.Collect(maps.Values(p.sessions))
 }
 
-// enter counts a goroutine that close waits for, until leave. After close it reports false.
-func (p *ptyTable) enter() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return false
-	}
-	p.running.Add(1)
-	return true
-}
-
-func (p *ptyTable) leave() { p.running.Done() }
-
-// close kills every session and waits for all goroutines. Sockets end without a close frame when their
-// toolbox's context ended before, which is what a dying daemon looks like.
+// close kills every session. No further one can be added.
 func (p *ptyTable) close() {
 	p.mu.Lock()
 	p.closed = true
@@ -114,7 +98,6 @@ func (p *ptyTable) close() {
 			s.kill()
 		}
 	}
-	p.running.Wait()
 }
 
 func (t *Toolbox) createPTY(w http.ResponseWriter, r *http.Request) {

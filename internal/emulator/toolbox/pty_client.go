@@ -46,10 +46,10 @@ func (t *Toolbox) connectPTY(w http.ResponseWriter, r *http.Request) {
 	}
 	defer conn.CloseNow()
 	conn.SetReadLimit(ptyMaxInput)
-	if !t.ptys.enter() {
+	if !t.work.enter() {
 		return
 	}
-	defer t.ptys.leave()
+	defer t.work.leave()
 	ctx, cancel := context.WithCancel(t.ctx)
 	defer cancel()
 

@@ -77,18 +77,18 @@ func (s *ptySession) start() error {
 	}
 	cmd := s.t.command(s.info.Envs, s.t.shell(), "-i", "-l")
 	cmd.Dir = s.t.path(s.info.Cwd)
-	if !s.t.ptys.enter() {
+	if !s.t.work.enter() {
 		return errors.New("toolbox is closed")
 	}
 	terminal, err := startOnTerminal(s.t.opts.Group, cmd, s.info.Cols, s.info.Rows)
 	if err != nil {
-		s.t.ptys.leave()
+		s.t.work.leave()
 		return err
 	}
 	s.cmd, s.terminal = cmd, terminal
 	s.info.Active = true
 	go func() {
-		defer s.t.ptys.leave()
+		defer s.t.work.leave()
 		s.run(terminal)
 	}()
 	return nil
