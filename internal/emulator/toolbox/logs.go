@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	logFrame     = 1024 // the most that one frame of a socket carries
-	emptyReads   = 50   // in a row, before a follower looks for the exit
+	logFrame     = 1024                  // the most that one frame of a socket carries
+	emptyPause   = 20 * time.Millisecond // between reads at the end of a log
 	versionProto = "X-Daytona-SDK-Version~"
 
 	// farewell is how long a deleted session waits for a socket whose client does not read.
@@ -187,6 +187,7 @@ func (t *Toolbox) serveSocket(w http.ResponseWriter, r *http.Request, source log
 		send = delayed(send)
 	}
 	switch err := t.tail(client, source, log, follow, send); {
+	case t.ctx.Err() != nil:
 	case err == nil:
 		_ = conn.Close(websocket.StatusNormalClosure, "")
 	case client.Err() == nil:
@@ -221,12 +222,13 @@ func discardMessages(conn *websocket.Conn) {
 }
 
 // tail sends the log in pieces of at most a frame. At the end of the log it returns nil, or, if it follows, reads again
-// every 20 ms. After fifty empty reads in a row it looks for the exit, and starts to count again if there is none. It
-// returns nil too when the log vanishes, and an error when the client has gone or the log cannot be read.
+// every 20 ms. After fifty empty reads in a row, or as FollowLinger says, it looks for the exit, and starts to count again
+// if there is none. It returns nil too when the log vanishes, and an error when the client has gone or the log cannot be read.
 func (t *Toolbox) tail(client context.Context, source logSource, log io.Reader, follow bool, send func([]byte) error) error {
-	pause, patience := t.opts.Quirks.FollowLinger/emptyReads, emptyReads
-	if pause <= 0 {
-		pause, patience = time.Second/emptyReads, 1
+	pause, patience := emptyPause, 1
+	if linger := t.opts.Quirks.FollowLinger; linger > 0 {
+		pause = min(pause, max(linger/50, time.Millisecond))
+		patience = int(linger / pause)
 	}
 	timer := time.NewTimer(pause)
 	defer timer.Stop()

@@ -47,7 +47,7 @@ type Quirks struct {
 	// eight commands, as measured. Negative means never.
 	ExitCodeWindow time.Duration
 	// FollowLinger is how long a follow socket must have seen no output before it looks for the exit code and closes,
-	// in fifty reads. Zero means 1 s; negative means that each read looks.
+	// reading every 20 ms. Zero means 1 s; negative means that each read looks.
 	FollowLinger time.Duration
 	// FollowNeverCloses decides, for each follow socket, whether it stays open after the exit. The daemon forgets to
 	// close 5 of 1,600. Nil means never.

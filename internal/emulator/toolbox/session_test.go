@@ -1,0 +1,815 @@
+//go:build unix
+
+package toolbox
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+)
+
+// swift takes out the waiting that a test is not about.
+func swift(o *Options) {
+	o.Quirks.SessionDeleteDelay = -1
+	o.Quirks.SyncExecPoll = time.Millisecond
+	o.Quirks.FollowLinger = -1
+	o.Quirks.ExitCodeWindow = -1
+}
+
+const sessions = "/process/session"
+
+func sessionPath(id string) string { return sessions + "/" + url.PathEscape(id) }
+
+func commandPath(session, command string) string {
+	return sessionPath(session) + "/command/" + url.PathEscape(command)
+}
+
+func (w *wire) createSession(id string) {
+	w.t.Helper()
+	w.do("POST", sessions, asJSON(w.t, map[string]string{"sessionId": id})).wantEmpty(w.t, http.StatusCreated)
+}
+
+func (w *wire) submit(session, command string, more ...string) reply {
+	w.t.Helper()
+	body := map[string]any{"command": command}
+	for _, name := range more {
+		body[name] = true
+	}
+	return w.do("POST", sessionPath(session)+"/exec", asJSON(w.t, body))
+}
+
+// start starts an asynchronous command and returns its id.
+func (w *wire) start(session, command string, more ...string) string {
+	w.t.Helper()
+	r := w.submit(session, command, append(more, "runAsync")...)
+	r.want(w.t, http.StatusAccepted)
+	return decode[sessionExecuteResponse](w.t, r).CommandID
+}
+
+// status returns a command's exit code, or nil.
+func (w *wire) status(session, command string) *int {
+	w.t.Helper()
+	r := w.do("GET", commandPath(session, command), nil)
+	r.want(w.t, http.StatusOK)
+	return decode[commandView](w.t, r).ExitCode
+}
+
+// exitCode waits for it.
+func (w *wire) exitCode(session, command string) (code int) {
+	w.t.Helper()
+	until(w.t, "the exit code is recorded", func() bool {
+		c := w.status(session, command)
+		if c != nil {
+			code = *c
+		}
+		return c != nil
+	})
+	return code
+}
+
+// log returns a command's log with marks.
+func (w *wire) log(session, command string) string {
+	w.t.Helper()
+	r := w.do("GET", commandPath(session, command)+"/logs", nil, "X-Daytona-Split-Output", "true")
+	r.want(w.t, http.StatusOK)
+	return r.body
+}
+
+// output runs a command to its end and returns its log with marks.
+func (w *wire) output(session, command string) string {
+	w.t.Helper()
+	id := w.start(session, command)
+	w.exitCode(session, id)
+	return w.log(session, id)
+}
+
+const (
+	out = stdoutMark
+	err = stderrMark
+)
+
+func TestSessionLife(t *testing.T) {
+	w := serve(t, swift)
+	for name, body := range map[string]string{"empty id": `{"sessionId":""}`, "no id": `{}`, "the entrypoint's id": `{"sessionId":"entrypoint"}`, "no JSON": `x`} {
+		t.Run(name, func(t *testing.T) {
+			wantError(t, w.do("POST", sessions, strings.NewReader(body)), http.StatusBadRequest, "BAD_REQUEST", "bad request: ", sessions)
+		})
+	}
+	for _, id := range []string{"s", "with space", "..x", ".hidden", "ä", "100%"} {
+		t.Run(id, func(t *testing.T) {
+			w.createSession(id)
+			wantError(t, w.do("POST", sessions, asJSON(t, map[string]string{"sessionId": id})), http.StatusConflict, "CONFLICT", "conflict: ", sessions)
+			r := w.do("GET", sessions, nil)
+			r.want(t, http.StatusOK)
+			if diff := cmp.Diff([]sessionView{{id, []commandView{}}}, decode[[]sessionView](t, r)); diff != "" {
+				t.Errorf("list mismatch (-want +got):\n%s", diff)
+			}
+			command := w.start(id, "exit_with() { return $1; }; exit_with 3")
+			w.exitCode(id, command)
+			r = w.do("GET", sessionPath(id), nil)
+			r.want(t, http.StatusOK)
+			three := 3
+			want := sessionView{id, []commandView{{command, "exit_with() { return $1; }; exit_with 3", &three}}}
+			if diff := cmp.Diff(want, decode[sessionView](t, r)); diff != "" {
+				t.Errorf("session mismatch (-want +got):\n%s", diff)
+			}
+			w.do("DELETE", sessionPath(id), nil).wantEmpty(t, http.StatusNoContent)
+			for _, r := range []reply{w.do("DELETE", sessionPath(id), nil), w.do("GET", sessionPath(id), nil)} {
+				wantError(t, r, http.StatusNotFound, "NOT_FOUND", "not found: ", sessions+"/"+id)
+			}
+			left, _ := os.ReadDir(w.at(".daytona/sessions"))
+			if len(left) > 0 {
+				t.Errorf("left in the state folder: %v", left)
+			}
+		})
+	}
+	if got := w.do("GET", sessions, nil).body; got != "[]" {
+		t.Errorf("list = %s, want []", got)
+	}
+}
+
+func TestSessionFolderStaysInItsPlace(t *testing.T) {
+	for id, want := range map[string]string{"s-1_a": "s-1_a", "..": "%2E.", ".": "%2E", "../../up": "%2E.%2F..%2Fup", "/abs": "%2Fabs", "a/b": "a%2Fb"} {
+		if got := folderName(id); got != want {
+			t.Errorf("folderName(%q) = %q, want %q", id, got, want)
+		}
+	}
+}
+
+func TestEntrypointSession(t *testing.T) {
+	w := serve(t, swift)
+	r := w.do("GET", sessions+"/entrypoint", nil)
+	r.want(t, http.StatusOK)
+	if got, want := r.body, `{"sessionId":"entrypoint","commands":[]}`; got != want {
+		t.Errorf("session = %s, want %s", got, want)
+	}
+	r = w.do("GET", sessions+"/entrypoint/logs", nil, "X-Daytona-SDK-Version", "0.170.0")
+	r.want(t, http.StatusOK)
+	if got, want := r.body, `{"output":"","stdout":"","stderr":""}`; got != want {
+		t.Errorf("logs = %s, want %s", got, want)
+	}
+	w.do("DELETE", sessions+"/entrypoint", nil).want(t, http.StatusBadRequest)
+	w.submit("entrypoint", "true").want(t, http.StatusBadRequest)
+}
+
+func TestSessionCommandExitCodes(t *testing.T) {
+	w := serve(t, swift)
+	w.createSession("s")
+	for name, test := range map[string]struct {
+		command string
+		code    int
+		log     string
+	}{
+		"success":                 {"true", 0, ""},
+		"failure":                 {"false", 1, ""},
+		"return":                  {"return 6", 6, ""},
+		"subshell":                {"(exit 3)", 3, ""},
+		"unknown command":         {"no-such-command-here 2>/dev/null", 127, ""},
+		"child by a signal":       {"exec 3>&2 2>/dev/null; sh -c 'kill -9 $$'; code=$?; exec 2>&3 3>&-; return $code", 137, ""},
+		"both streams":            {"echo a; echo b >&2", 0, out + "a\n" + err + "b\n"},
+		"comment at the end":      {"echo a # no newline after this", 0, out + "a\n"},
+		"several lines":           {"if true\nthen\n\techo a\nfi", 0, out + "a\n"},
+		"streams closed":          {"exec >&- 2>&-", 0, ""},
+		"output after that is ok": {"echo still there", 0, out + "still there\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			id := w.start("s", test.command)
+			if got := w.exitCode("s", id); got != test.code {
+				t.Errorf("exit code = %d, want %d", got, test.code)
+			}
+			if got := inOrder(w.log("s", id)); got != test.log {
+				t.Errorf("log = %q, want %q", got, test.log)
+			}
+		})
+	}
+}
+
+// inOrder puts the lines of stdout before those of stderr, whose order in a log means nothing.
+func inOrder(log string) string {
+	lines := slices.Collect(strings.Lines(log))
+	slices.SortStableFunc(lines, func(a, b string) int { return strings.Compare(a[:min(3, len(a))], b[:min(3, len(b))]) })
+	return strings.Join(lines, "")
+}
+
+func TestSyntaxErrorInBash(t *testing.T) {
+	needs(t, "bash")
+	t.Setenv("SHELL", "/bin/bash")
+	w := serve(t, swift)
+	if !strings.HasSuffix(w.toolbox.shell(), "bash") {
+		skip(t, "the shell is "+w.toolbox.shell())
+	}
+	w.createSession("s")
+	id := w.start("s", "if then")
+	if got := w.exitCode("s", id); got != 2 {
+		t.Errorf("exit code = %d, want 2", got)
+	}
+	if log := w.log("s", id); !strings.Contains(log, "syntax error") {
+		t.Errorf("log = %q, want the reason", log)
+	}
+	// A command that is killed is told by the shell, on the stream of errors of the command.
+	if log := w.output("s", "sh -c 'kill -9 $$'"); !strings.HasPrefix(log, err) || !strings.Contains(log, "Killed") {
+		t.Errorf("log = %q, want Killed on stderr", log)
+	}
+}
+
+func TestSessionKeepsState(t *testing.T) {
+	w := serve(t, swift)
+	if err := os.Mkdir(w.at("sub"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	w.createSession("s")
+	w.createSession("other")
+	w.output("s", "cd sub; A=1; export B=2; f() { echo f$1; }; printf() { echo mine; }")
+	if got, want := w.output("s", "pwd -P; echo $A; sh -c 'echo $B'; f 3; printf x"),
+		out+w.at("sub")+"\n"+out+"1\n"+out+"2\n"+out+"f3\n"+out+"mine\n"; got != want {
+		t.Errorf("log = %q, want %q", got, want)
+	}
+	if got, want := w.output("other", "pwd -P; echo $A$B"), out+w.home+"\n"+out+"\n"; got != want {
+		t.Errorf("log of another session = %q, want %q", got, want)
+	}
+}
+
+func TestSessionOfAnOldClientStartsAtHome(t *testing.T) {
+	w := serve(t, swift)
+	w.toolbox.opts.WorkDir = t.TempDir()
+	for version, want := range map[string]string{"0.102.9": w.home, "v0.103.0": w.toolbox.opts.WorkDir, "0.170.0": w.toolbox.opts.WorkDir} {
+		t.Run(version, func(t *testing.T) {
+			w.do("POST", sessions, asJSON(t, map[string]string{"sessionId": version}), "X-Daytona-SDK-Version", version).want(t, http.StatusCreated)
+			if got := w.output(version, "pwd -P"); got != out+want+"\n" {
+				t.Errorf("directory = %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+func TestAsynchronousAnswerHasNulls(t *testing.T) {
+	w := serve(t, swift)
+	w.createSession("s")
+	for _, name := range []string{"runAsync", "async"} {
+		r := w.submit("s", "true", name)
+		r.want(t, http.StatusAccepted)
+		got := decode[map[string]any](t, r)
+		if id, _ := got["cmdId"].(string); id == "" {
+			t.Errorf("%s: cmdId = %v", name, got["cmdId"])
+		}
+		delete(got, "cmdId")
+		want := map[string]any{"output": nil, "stdout": nil, "stderr": nil, "exitCode": nil}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: answer mismatch (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func TestSynchronousCommand(t *testing.T) {
+	w := serve(t)
+	w.createSession("s")
+	start := time.Now()
+	r := w.submit("s", `echo a; printf b >&2; read x || echo end; return 4`)
+	if took := time.Since(start); took < 50*time.Millisecond {
+		t.Errorf("took %v, want at least the poll of 50ms", took)
+	}
+	r.want(t, http.StatusOK)
+	got := decode[sessionExecuteResponse](t, r)
+	if got.CommandID == "" || *got.Stdout != "a\nend\n" || *got.Stderr != "b\n" || *got.ExitCode != 4 || strings.ContainsAny(*got.Output, "\x01\x02") {
+		t.Errorf("answer = %s", r.body)
+	}
+	r = w.do("POST", sessionPath("s")+"/exec", asJSON(t, map[string]any{"command": "echo a"}), "X-Daytona-SDK-Version", "v0.170.0")
+	if got, want := *decode[sessionExecuteResponse](t, r).Output, out+"a\n"; got != want {
+		t.Errorf("output for a newer client = %q, want %q", got, want)
+	}
+}
+
+func TestSessionExecRefuses(t *testing.T) {
+	w := serve(t, swift)
+	wantUnmapped(t, w.submit("missing", "true"), "failed to execute command: not found: session not found")
+	w.createSession("s")
+	w.submit("s", " \n").wantEmpty(t, http.StatusBadRequest)
+	w.submit("s", "").wantEmpty(t, http.StatusBadRequest)
+	for _, path := range []string{commandPath("s", "missing"), commandPath("missing", "missing"), commandPath("s", "missing") + "/logs"} {
+		wantError(t, w.do("GET", path, nil), http.StatusNotFound, "NOT_FOUND", "not found: ", path)
+	}
+}
+
+func TestSessionRunsOneCommandAfterAnother(t *testing.T) {
+	w := serve(t, swift)
+	w.createSession("s")
+	w.gate("gate")
+	first := w.start("s", "echo first >order; read x <gate")
+	second := w.start("s", "echo second >>order")
+	third := w.start("s", "echo third >>order")
+	until(t, "the first runs", func() bool { return w.exists("order") })
+	// A command that waits for its turn has no input yet.
+	r := w.do("POST", commandPath("s", second)+"/input", strings.NewReader(`{"data":"x"}`))
+	r.want(t, http.StatusInternalServerError)
+	if got := w.log("s", third); got != "" {
+		t.Errorf("log of a waiting command = %q", got)
+	}
+	for _, id := range []string{first, second, third} {
+		if code := w.status("s", id); code != nil {
+			t.Errorf("exit code = %d before the first has ended", *code)
+		}
+	}
+	w.open("gate")
+	w.exitCode("s", third)
+	w.wantFile("order", "first\nsecond\nthird\n")
+}
+
+func TestCommandsAreListedInRandomOrder(t *testing.T) {
+	w := serve(t, swift)
+	w.createSession("s")
+	want := map[string]bool{}
+	for range 6 {
+		want[w.start("s", "true")] = true
+	}
+	orders := map[string]bool{}
+	until(t, "two orders were seen", func() bool {
+		var ids []string
+		for _, c := range decode[sessionView](t, w.do("GET", sessionPath("s"), nil)).Commands {
+			ids = append(ids, c.ID)
+		}
+		got := map[string]bool{}
+		for _, id := range ids {
+			got[id] = true
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Fatalf("commands mismatch (-want +got):\n%s", diff)
+		}
+		orders[strings.Join(ids, " ")] = true
+		return len(orders) > 1
+	})
+}
+
+// The end of the shell is the end of the session's work, and nobody is told.
+func TestCommandThatEndsTheShellHangsTheSession(t *testing.T) {
+	for name, command := range map[string]string{
+		"exit":   "echo before; exit 3",
+		"exec":   "echo before; exec true",
+		"set -e": "echo before; set -e; false; echo after",
+		"kill":   "echo before; kill -9 $$",
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := serve(t, swift)
+			w.createSession("s")
+			w.gate("gate")
+			id := w.start("s", "read x <gate; "+command)
+			queued := w.start("s", "echo never >never")
+			ctx, leave := context.WithCancel(t.Context())
+			defer leave()
+			unanswered := make(chan error, 1)
+			request := w.request("POST", sessionPath("s")+"/exec", asJSON(t, map[string]any{"command": "true"})).WithContext(ctx)
+			go func() {
+				response, err := w.client.Do(request)
+				if err == nil {
+					response.Body.Close()
+				}
+				unanswered <- err
+			}()
+			follower := w.follow("s", id)
+			until(t, "the synchronous command is queued", func() bool {
+				return len(decode[sessionView](t, w.do("GET", sessionPath("s"), nil)).Commands) == 3
+			})
+			w.open("gate")
+			until(t, "further commands break the pipe", func() bool { return w.submit("s", "true", "runAsync").status == http.StatusInternalServerError })
+			wantUnmapped(t, w.submit("s", "true", "runAsync"), "failed to execute command: write |1: broken pipe")
+			wantUnmapped(t, w.submit("s", "true"), "failed to execute command: write |1: broken pipe")
+
+			follower.wait(out + "before\n")
+			select {
+			case end := <-follower.ended:
+				t.Errorf("the follow socket ended: %v", end)
+			case err := <-unanswered:
+				t.Errorf("the synchronous command was answered: %v", err)
+			case <-time.After(200 * time.Millisecond):
+			}
+			for _, id := range []string{id, queued} {
+				if code := w.status("s", id); code != nil {
+					t.Errorf("exit code = %d, want none", *code)
+				}
+			}
+			leave()
+			<-unanswered
+			if w.exists("never") {
+				t.Error("the queued command ran")
+			}
+			w.do("DELETE", sessionPath("s"), nil).wantEmpty(t, http.StatusNoContent)
+			follower.wantClose(1000)
+		})
+	}
+}
+
+func TestExitCodeComesWhenTheStreamsHaveNoHolder(t *testing.T) {
+	w := serve(t, swift)
+	w.createSession("s")
+	w.gate("gate")
+	id := w.start("s", "(read x <gate; echo late) & echo early")
+	next := w.start("s", "echo next")
+	until(t, "the early output is there", func() bool { return w.log("s", id) == out+"early\n" })
+	if code := w.status("s", id); code != nil {
+		t.Errorf("exit code = %d while stdout has a holder", *code)
+	}
+	if log := w.log("s", next); log != "" {
+		t.Errorf("the next command wrote %q while stdout has a holder", log)
+	}
+	w.open("gate")
+	if code := w.exitCode("s", id); code != 0 {
+		t.Errorf("exit code = %d, want 0", code)
+	}
+	if got, want := w.log("s", id), out+"early\n"+out+"late\n"; got != want {
+		t.Errorf("log = %q, want %q", got, want)
+	}
+	w.exitCode("s", next)
+}
+
+func TestExitCodeWindow(t *testing.T) {
+	const message = `failed to convert exit code to int: strconv.Atoi: parsing "": invalid syntax`
+	t.Run("open", func(t *testing.T) {
+		w := serve(t, swift, func(o *Options) { o.Quirks.ExitCodeWindow = time.Second })
+		w.createSession("s")
+		id := w.start("s", "return 5")
+		var r reply
+		until(t, "the status is an error", func() bool {
+			r = w.do("GET", commandPath("s", id), nil)
+			return r.status != http.StatusOK
+		})
+		wantUnmapped(t, r, message)
+		wantUnmapped(t, w.do("GET", sessionPath("s"), nil), message)
+		wantUnmapped(t, w.do("GET", sessions, nil), message)
+		until(t, "the exit code is there", func() bool { return w.do("GET", commandPath("s", id), nil).status == http.StatusOK })
+		if code := w.exitCode("s", id); code != 5 {
+			t.Errorf("exit code = %d, want 5", code)
+		}
+		wantUnmapped(t, w.submit("s", "true"), "failed to execute command: "+message)
+	})
+	t.Run("seen by default", func(t *testing.T) {
+		w := serve(t, swift, func(o *Options) { o.Quirks.ExitCodeWindow = 0 })
+		w.createSession("s")
+		until(t, "a status read hits the window", func() bool {
+			id := w.start("s", "true")
+			for {
+				r := w.do("GET", commandPath("s", id), nil)
+				if r.status == http.StatusInternalServerError {
+					return true
+				}
+				if decode[commandView](t, r).ExitCode != nil {
+					return false
+				}
+			}
+		})
+	})
+	t.Run("never", func(t *testing.T) {
+		w := serve(t, swift)
+		w.createSession("s")
+		for range 50 {
+			w.exitCode("s", w.start("s", "true")) // fails for a status other than 200
+		}
+	})
+}
+
+func TestSessionLogLines(t *testing.T) {
+	w := serve(t, swift)
+	w.createSession("s")
+	long := strings.Repeat("x", 300_000)
+	if err := os.WriteFile(w.at("long"), []byte(long), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct{ command, want string }{
+		"nothing":             {"true", ""},
+		"lines":               {`printf 'a\nb\n'`, out + "a\n" + out + "b\n"},
+		"no final newline":    {`printf 'a\nb'`, out + "a\n" + out + "b\n"},
+		"empty lines":         {`printf '\n\n'`, out + "\n" + out + "\n"},
+		"carriage return":     {`printf 'a\r\nb\rc\n'`, out + "a\r\n" + out + "b\rc\n"},
+		"NUL":                 {`printf 'a\000b\n\000\n'`, out + "ab\n" + out + "\n"},
+		"only NUL at the end": {`printf 'a\n\000\000'`, out + "a\n"},
+		"invalid UTF-8":       {`printf '\377\300\n'`, out + "\xff\xc0\n"},
+		"blanks":              {`printf '  a  \n\t\n'`, out + "  a  \n" + out + "\t\n"},
+		"backslash":           {`printf '%s\n' 'a\b\'`, out + `a\b\` + "\n"},
+		"marks in the data":   {`printf '\001\001\001x\002\002\002\n'`, out + "\x01\x01\x01x\x02\x02\x02\n"},
+		"stderr":              {`printf 'a\nb' >&2`, err + "a\n" + err + "b\n"},
+		"long line":           {"cat long", out + long + "\n"},
+		"long line and more":  {"cat long; echo; cat long", out + long + "\n" + out + long + "\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := w.output("s", test.command); got != test.want {
+				t.Errorf("log = %q, want %q", abbreviate(got), abbreviate(test.want))
+			}
+		})
+	}
+}
+
+func TestSessionLogIsBufferedByLine(t *testing.T) {
+	w := serve(t, swift)
+	w.createSession("s")
+	w.gate("gate")
+	id := w.start("s", `printf 'line\nprompt: '; printf 'error: ' >&2; echo >printed; read x <gate; echo answer`)
+	until(t, "all was printed", func() bool { return w.exists("printed") })
+	until(t, "the whole line is there", func() bool { return w.log("s", id) != "" })
+	for range 20 {
+		if got, want := w.log("s", id), out+"line\n"; got != want {
+			t.Fatalf("log = %q, want %q", got, want)
+		}
+	}
+	w.open("gate")
+	w.exitCode("s", id)
+	if got, want := inOrder(w.log("s", id)), out+"line\n"+out+"prompt: answer\n"+err+"error: \n"; got != want {
+		t.Errorf("log = %q, want %q", got, want)
+	}
+}
+
+func TestLogSnapshotFormats(t *testing.T) {
+	w := serve(t, swift)
+	w.createSession("s")
+	id := w.start("s", `printf 'a\377\n'; until [ -s .daytona/sessions/s/*/output.log ]; do sleep 0.01; done; echo b >&2; echo >done`)
+	w.exitCode("s", id)
+	marked := out + "a\xff\n" + err + "b\n"
+	const plain = "a\xff\nb\n"
+	const text = "text/plain; charset=utf-8"
+	for name, test := range map[string]struct {
+		header     []string
+		kind, body string
+	}{
+		"no version":              {nil, text, plain},
+		"split on request":        {[]string{"X-Daytona-Split-Output", "true"}, text, marked},
+		"split not wanted":        {[]string{"X-Daytona-Split-Output", "false"}, text, plain},
+		"ancient":                 {[]string{"X-Daytona-SDK-Version", "0.26.9"}, text, plain},
+		"first with marks":        {[]string{"X-Daytona-SDK-Version", "0.27.0"}, text, marked},
+		"last with marks":         {[]string{"X-Daytona-SDK-Version", "v0.166.3"}, text, marked},
+		"accept means nothing":    {[]string{"Accept", "application/json"}, text, plain},
+		"version that is no such": {[]string{"X-Daytona-SDK-Version", "new"}, text, plain},
+		"subprotocol":             {[]string{"Sec-WebSocket-Protocol", "X-Daytona-SDK-Version~0.100.0"}, text, marked},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := w.do("GET", commandPath("s", id)+"/logs", nil, test.header...)
+			r.want(t, http.StatusOK)
+			if got := r.header.Get("Content-Type"); got != test.kind || r.body != test.body {
+				t.Errorf("%s %q, want %s %q", got, r.body, test.kind, test.body)
+			}
+		})
+	}
+	for _, version := range []string{"0.167.0", "v0.170.0", "1.0.0", "0.200.1-beta.2"} {
+		t.Run(version, func(t *testing.T) {
+			r := w.do("GET", commandPath("s", id)+"/logs", nil, "X-Daytona-SDK-Version", version)
+			r.want(t, http.StatusOK)
+			want := map[string]string{"output": out + "a\ufffd\n" + err + "b\n", "stdout": "a\ufffd\n", "stderr": "b\n"}
+			if diff := cmp.Diff(want, decode[map[string]string](t, r)); diff != "" {
+				t.Errorf("logs mismatch (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestSplitTakesMarksInTheDataForMarks(t *testing.T) {
+	stdout, stderr := split([]byte("lost" + out + "a" + err + "b\n" + out + "\x01c\x02\x02\n"))
+	if string(stdout) != "a\x01c\x02\x02\n" || string(stderr) != "b\n" {
+		t.Errorf("split = %q, %q", stdout, stderr)
+	}
+}
+
+func TestUnmarkerAgreesWithUnmark(t *testing.T) {
+	log := []byte(out + "a\n" + out + out + "\x01" + err + "\x02\n" + err + "\x01\x01" + out + "b\x02\x02" + err + "\x01\x01")
+	want := unmark(log)
+	for size := 1; size <= len(log); size++ {
+		var u unmarker
+		var got []byte
+		for piece := range slices.Chunk(log, size) {
+			got = append(got, u.next(piece)...)
+		}
+		got = append(got, u.rest()...)
+		if string(got) != string(want) {
+			t.Errorf("pieces of %d: %q, want %q", size, got, want)
+		}
+	}
+}
+
+func TestInput(t *testing.T) {
+	w := serve(t, swift)
+	w.createSession("s")
+	input := func(id, data string) reply {
+		return w.do("POST", commandPath("s", id)+"/input", asJSON(t, map[string]string{"data": data}))
+	}
+	t.Run("reaches the command, ends in a newline, and is echoed", func(t *testing.T) {
+		id := w.start("s", `read a; read b; read c; echo "[$a][$b][$c]"`)
+		until(t, "the command takes input", func() bool { return input(id, "one").status == http.StatusNoContent })
+		input(id, "two\n").wantEmpty(t, http.StatusNoContent)
+		w.exitCode("s", id)
+		if got, want := w.log("s", id), out+"one\n"+out+"two\n\n"+out+"[one][two][]\n"; !sameLines(got, want) {
+			t.Errorf("log = %q, want the lines of %q", got, want)
+		}
+		wantError(t, input(id, "late"), http.StatusGone, "GONE", "gone: ", commandPath("s", id)+"/input")
+	})
+	t.Run("is not echoed on request", func(t *testing.T) {
+		id := w.start("s", `read a; echo "[$a]"`, "suppressInputEcho")
+		until(t, "the command takes input", func() bool { return input(id, "secret").status == http.StatusNoContent })
+		w.exitCode("s", id)
+		if got, want := w.log("s", id), out+"[secret]\n"; got != want {
+			t.Errorf("log = %q, want %q", got, want)
+		}
+	})
+	t.Run("finds no pipe when nobody has read the exit code", func(t *testing.T) {
+		id := w.start("s", "echo done >finished")
+		until(t, "the exit is recorded", func() bool {
+			content, _ := os.ReadFile(w.at(".daytona/sessions/s/" + id + "/exit_code"))
+			return len(content) > 0
+		})
+		until(t, "the pipe is gone", func() bool { return input(id, "x").status == http.StatusInternalServerError })
+		w.status("s", id)
+		input(id, "x").want(t, http.StatusGone)
+	})
+	t.Run("of a synchronous command is at its end", func(t *testing.T) {
+		r := w.submit("s", "cat; echo end")
+		if got := *decode[sessionExecuteResponse](t, r).Stdout; got != "end\n" {
+			t.Errorf("stdout = %q, want the end at once", got)
+		}
+	})
+	t.Run("never ends of an asynchronous one", func(t *testing.T) {
+		id := w.start("s", "echo >reading; read x; read y && echo more")
+		until(t, "the command reads", func() bool { return w.exists("reading") })
+		input(id, "x").want(t, http.StatusNoContent)
+		if code := w.status("s", id); code != nil {
+			t.Errorf("exit code = %d, want none while it reads", *code)
+		}
+		input(id, "y").want(t, http.StatusNoContent)
+		w.exitCode("s", id)
+	})
+	t.Run("waits while the pipe is full", func(t *testing.T) {
+		w.gate("gate")
+		id := w.start("s", "echo >open; read x <gate")
+		until(t, "the command runs", func() bool { return w.exists("open") })
+		answered := make(chan reply)
+		go func() { answered <- input(id, strings.Repeat("x", 200_000)) }()
+		select {
+		case r := <-answered:
+			t.Errorf("answer while the pipe is full: %d %s", r.status, r.body)
+		case <-time.After(100 * time.Millisecond):
+		}
+		w.open("gate")
+		(<-answered).want(t, http.StatusInternalServerError)
+		w.exitCode("s", id)
+	})
+	t.Run("is refused", func(t *testing.T) {
+		id := w.start("s", "true")
+		input(id, "").want(t, http.StatusBadRequest)
+		input("missing", "x").want(t, http.StatusNotFound)
+		w.do("POST", commandPath("missing", id)+"/input", asJSON(t, map[string]string{"data": "x"})).want(t, http.StatusNotFound)
+	})
+}
+
+func sameLines(a, b string) bool {
+	return cmp.Equal(slices.Collect(strings.Lines(a)), slices.Collect(strings.Lines(b)), cmpopts.SortSlices(strings.Compare))
+}
+
+func TestDeleteSession(t *testing.T) {
+	needs(t, "setsid")
+	t.Run("ends what descends from the shell", func(t *testing.T) {
+		t.Parallel()
+		w := serve(t)
+		w.createSession("s")
+		w.output("s", "echo done")
+		id := w.start("s", `
+sh -c 'echo $$ >background; exec sleep 1000' &
+setsid sh -c 'echo $$ >session; exec sleep 1000' &
+setsid -f sh -c 'cd /; echo $$ >"$0/daemon"; exec sleep 1000' "$PWD" >/dev/null 2>&1
+sh -c 'echo $$ >foreground; exec sleep 1000'`)
+		names := []string{"background", "session", "daemon", "foreground"}
+		until(t, "all run", func() bool { return !slices.ContainsFunc(names, func(n string) bool { return !w.exists(n) }) })
+		start := time.Now()
+		w.do("DELETE", sessionPath("s"), nil).wantEmpty(t, http.StatusNoContent)
+		if took := time.Since(start); took < 100*time.Millisecond {
+			t.Errorf("took %v, want at least 100ms", took)
+		}
+		for _, name := range names {
+			if got, want := w.alive(name), name == "daemon"; got != want {
+				t.Errorf("the %s process is alive: %v, want %v", name, got, want)
+			}
+		}
+		w.do("GET", commandPath("s", id)+"/logs", nil).want(t, http.StatusNotFound)
+		if _, err := os.Stat(w.at(".daytona/sessions/s")); err == nil {
+			t.Error("the logs are still there")
+		}
+		w.createSession("s")
+		if got := decode[sessionView](t, w.do("GET", sessionPath("s"), nil)); len(got.Commands) > 0 {
+			t.Errorf("the new session has commands: %v", got.Commands)
+		}
+	})
+	t.Run("waits five seconds for one that ignores SIGTERM", func(t *testing.T) {
+		t.Parallel()
+		w := serve(t)
+		w.createSession("s")
+		w.start("s", `sh -c 'trap "" TERM; echo $$ >stubborn; while :; do sleep 1000; done'`)
+		until(t, "it runs", func() bool { return w.exists("stubborn") })
+		start := time.Now()
+		second := make(chan reply)
+		go func() { second <- w.do("DELETE", sessionPath("s"), nil) }()
+		first := w.do("DELETE", sessionPath("s"), nil)
+		if took := time.Since(start); took < 5*time.Second {
+			t.Errorf("took %v, want at least 5s", took)
+		}
+		got := []int{first.status, (<-second).status}
+		slices.Sort(got)
+		if want := []int{http.StatusNoContent, http.StatusNotFound}; !slices.Equal(got, want) {
+			t.Errorf("statuses of two deletions at once = %v, want %v", got, want)
+		}
+		if w.alive("stubborn") {
+			t.Error("it survived")
+		}
+	})
+	t.Run("frees a synchronous command", func(t *testing.T) {
+		w := serve(t, swift)
+		w.createSession("s")
+		answered := make(chan reply)
+		go func() { answered <- w.submit("s", "echo >running; sleep 1000") }()
+		until(t, "it runs", func() bool { return w.exists("running") })
+		w.do("DELETE", sessionPath("s"), nil).want(t, http.StatusNoContent)
+		wantUnmapped(t, <-answered, "failed to execute command: session cancelled")
+	})
+}
+
+func TestFullDisk(t *testing.T) {
+	var mu sync.Mutex
+	full := false
+	fill := func(v bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		full = v
+	}
+	w := serve(t, swift, func(o *Options) {
+		o.Quirks.DiskFull = func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return full
+		}
+	})
+	w.createSession("s")
+	w.gate("gate")
+	id := w.start("s", "echo kept; read x <gate; echo lost")
+	until(t, "the first line is there", func() bool { return w.log("s", id) == out+"kept\n" })
+	fill(true)
+	r := w.submit("s", "true")
+	r.want(t, http.StatusInternalServerError)
+	if !strings.Contains(r.body, "no space left on device") {
+		t.Errorf("body = %s, want the reason", r.body)
+	}
+	w.open("gate")
+	until(t, "the exit code is empty", func() bool { return w.do("GET", commandPath("s", id), nil).status == http.StatusInternalServerError })
+	fill(false)
+	if got, want := w.log("s", id), out+"kept\n"; got != want {
+		t.Errorf("log = %q, want %q", got, want)
+	}
+	// What needs no disk still works.
+	w.execute(executeRequest{Command: "true"}).want(t, http.StatusOK)
+	if got, want := w.output("s", "echo again"), out+"again\n"; got != want {
+		t.Errorf("log = %q, want %q", got, want)
+	}
+}
+
+func TestManySessionsAtOnce(t *testing.T) {
+	w := serve(t, swift)
+	var wg sync.WaitGroup
+	for i := range 64 {
+		wg.Go(func() {
+			id := fmt.Sprint("s", i)
+			w.createSession(id)
+			for j := range 3 {
+				if got, want := w.output(id, fmt.Sprintf("echo %d-%d; echo e >&2", i, j)), fmt.Sprintf("%s%d-%d\n%se\n", out, i, j, err); inOrder(got) != want {
+					t.Errorf("log = %q, want %q", got, want)
+				}
+			}
+			if i%2 == 0 {
+				w.do("DELETE", sessionPath(id), nil).wantEmpty(t, http.StatusNoContent)
+			}
+		})
+	}
+	wg.Wait()
+	if got := len(decode[[]sessionView](t, w.do("GET", sessions, nil))); got != 32 {
+		t.Errorf("%d sessions left, want 32", got)
+	}
+}
+
+func TestCloseEndsSessions(t *testing.T) {
+	w := serve(t)
+	w.createSession("s")
+	id := w.start("s", "echo $$ >shell; sleep 1000")
+	follower := w.follow("s", id)
+	until(t, "the command runs", func() bool { return w.exists("shell") })
+	start := time.Now()
+	w.toolbox.Close()
+	if took := time.Since(start); took > patience/2 {
+		t.Errorf("Close took %v", took)
+	}
+	if w.alive("shell") {
+		t.Error("the shell is alive after Close")
+	}
+	if end := <-follower.ended; end != io.ErrUnexpectedEOF {
+		t.Errorf("end of the socket = %v, want no close frame", end)
+	}
+}
