@@ -110,7 +110,7 @@ type callKey struct{}
 const maxReply = 64 << 20
 
 func (c *Client) begin(ctx context.Context, op string) (context.Context, *call) {
-	k := &call{op: op, start: time.Now(), limit: maxReply, quiet: ctx.Value(quietKey{}) != nil}
+	k := &call{op: op, start: time.Now(), limit: c.limit, quiet: ctx.Value(quietKey{}) != nil}
 	return context.WithValue(ctx, callKey{}, k), k
 }
 

@@ -28,6 +28,7 @@ type Client struct {
 	own    *http.Transport // nil if the caller brought a transport
 	http   *http.Client    // without a timeout: calls are bounded by their contexts
 	api    *api.APIClient
+	limit  int64 // of an answer that is held in memory: maxReply
 }
 
 // New returns a client without sending anything. It fails with ReasonInput if the URL or the key cannot be used.
@@ -36,7 +37,7 @@ func New(config Config) (*Client, error) {
 	if !ok || !headerSafe(config.APIKey) {
 		return nil, badInput(OpNew)
 	}
-	c := &Client{config: config, base: base}
+	c := &Client{config: config, base: base, limit: maxReply}
 	carrier := config.Transport
 	if carrier == nil {
 		c.own = newTransport()

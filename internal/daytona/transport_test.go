@@ -44,9 +44,12 @@ func TestDispatchIsNoOnlyWithProof(t *testing.T) {
 	silent := newFake(t, hang)
 
 	// A dialer that never gets through, so that the context ends before a connection is there.
-	stuck := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		<-ctx.Done()
-		return nil, ctx.Err()
+	// An http.Transport goes on dialling in the background; over is the end of that.
+	over := make(chan struct{})
+	defer close(over)
+	stuck := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+		<-over
+		return nil, errors.New("over")
 	}}
 	unaware := roundTripper(func(*http.Request) (*http.Response, error) { return nil, errors.New("no idea") })
 
@@ -135,13 +138,19 @@ func TestHugeAnswersAreRefused(t *testing.T) {
 	f := newFake(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		chunk := strings.Repeat(" ", 1<<20)
-		for range maxReply>>20 + 1 {
+		for range 3 {
 			if _, err := io.WriteString(w, chunk); err != nil {
 				return
 			}
 		}
+		io.WriteString(w, `{"id":"box"}`)
 	})
-	_, err := f.client(t, nil).Get(t.Context(), "box")
+	c := f.client(t, nil)
+	if _, err := c.Get(t.Context(), "box"); err != nil {
+		t.Errorf("Get() below the limit = %v, want nil", err)
+	}
+	c.limit = 2 << 20
+	_, err := c.Get(t.Context(), "box")
 	if e := failure(t, err); e.Reason != ReasonLimit {
 		t.Errorf("Get() = %+v, want limit", e)
 	}
