@@ -66,8 +66,10 @@ func (r *sessionRun) observe(life, ctx context.Context) error {
 	cancel()
 	for connections := 0; ; connections++ {
 		switch {
-		case isOwn(err), r.ended():
+		case isOwn(err):
 			return err
+		case r.ended():
+			return nil
 		case life.Err() != nil:
 			return life.Err()
 		case connections == 2: // one reconnect
@@ -228,8 +230,10 @@ func (r *sessionRun) poll(life, ctx context.Context) error {
 			err = log
 		}
 		switch {
-		case isOwn(err), r.ended():
+		case isOwn(err):
 			return err
+		case r.ended():
+			return nil
 		case life.Err() != nil:
 			return life.Err()
 		case err == nil && r.recorded != nil:

@@ -94,7 +94,7 @@ const (
 )
 
 // ready looks whether the session's shell waits for a command. The daemon records an exit a moment after the wrapper
-// reported it, so it is asked again before the session is given up as held.
+// reported it, so it is asked again before the session is given up as held. So is one of which nothing can be learnt.
 func (s *session) ready(ctx context.Context, l *Lease, box *daytona.Toolbox) (sessionState, error) {
 	for _, pause := range []time.Duration{0, 2 * time.Millisecond, 5 * time.Millisecond} {
 		if s.last == "" {
@@ -110,14 +110,10 @@ func (s *session) ready(ctx context.Context, l *Lease, box *daytona.Toolbox) (se
 		switch {
 		case err == nil && c.ExitCode != nil:
 			s.last = ""
-		case err == nil:
-		case !errors.As(err, &remote):
-			return 0, err
-		case remote.NotYet():
-		case remote.NotFound(), remote.SessionMissing():
+		case errors.As(err, &remote) && (remote.NotFound() || remote.SessionMissing()):
 			return sessionGone, nil
-		default:
-			return 0, l.observe("run", err)
+		case ctx.Err() != nil:
+			return 0, ctxError(ctx)
 		}
 	}
 	if s.last == "" {

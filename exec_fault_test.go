@@ -1,0 +1,423 @@
+package leasehold
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/leasehold-go/leasehold/internal/emulator"
+)
+
+const (
+	logsPath    = "/toolbox/*/process/session/*/command/*/logs"
+	statusPath  = "/toolbox/*/process/session/*/command/*"
+	sessionPath = "/toolbox/*/process/session/*"
+)
+
+// eventually waits, without sleeping between two looks, until ok.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(20 * time.Second); !ok(); <-tick.C {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: it did not come to that", what)
+		}
+	}
+}
+
+// running is a command that has begun.
+type running struct {
+	result Result
+	err    error
+	done   chan struct{}
+
+	mu    sync.Mutex
+	out   strings.Builder
+	begun chan struct{} // closed when the first output has arrived
+	once  sync.Once
+}
+
+func (r *running) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.once.Do(func() { close(r.begun) })
+	return r.out.Write(p)
+}
+
+func (r *running) output() string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.out.String()
+}
+
+// startRunning starts a command, and returns when its first output has arrived.
+func startRunning(t *testing.T, ctx context.Context, l *Lease, cmd Command) *running {
+	t.Helper()
+	run := &running{done: make(chan struct{}), begun: make(chan struct{})}
+	cmd.Script = "echo begun\n" + cmd.Script
+	cmd.Stdout = run
+	go func() {
+		defer close(run.done)
+		run.result, run.err = l.Executor().Run(ctx, cmd)
+	}()
+	t.Cleanup(func() { <-run.done })
+	select {
+	case <-run.begun:
+	case <-run.done:
+		t.Fatalf("Run() = %+v, %v before any output", run.result, run.err)
+	}
+	return run
+}
+
+// sessionIDs returns the ids of the lease's sessions.
+func sessionIDs(l *Lease) []string {
+	l.sessions.mu.Lock()
+	defer l.sessions.mu.Unlock()
+	return slices.Collect(maps.Keys(l.sessions.all))
+}
+
+// wait returns the error, which must have a kind.
+func (r *running) wait(t *testing.T, want Kind) {
+	t.Helper()
+	<-r.done
+	var e *Error
+	if !errors.As(r.err, &e) || e.Kind != want {
+		t.Errorf("Run() = %+v, %v; want kind %s", r.result, r.err, want)
+	}
+}
+
+// TestE3FaultsOfTheObservationLoseNothing breaks each way of observing a command that ends on its own. The result must be
+// the whole one.
+func TestE3FaultsOfTheObservationLoseNothing(t *testing.T) {
+	always := func(f emulator.Fault) emulator.Fault { f.Count = -1; return f }
+	get := func(path string, f emulator.Fault) emulator.Fault { f.Method, f.Path = "GET", path; return f }
+	tests := map[string][]emulator.Fault{
+		"none":                        nil,
+		"first snapshot lost":         {get(logsPath, emulator.Fault{Action: emulator.DropBefore})},
+		"first snapshot 502":          {get(logsPath, emulator.Fault{Action: emulator.StatusBefore, Status: 502})},
+		"first snapshot truncated":    {get(logsPath, emulator.Fault{Action: emulator.TruncateBody, Bytes: 7})},
+		"first snapshot is stuck":     {get(logsPath, emulator.Fault{Action: emulator.SilentSocket, Bytes: -1})},
+		"socket refused":              {get(logsPath, emulator.Fault{Action: emulator.StatusBefore, Status: 502, Nth: 2})},
+		"socket closed at once, 1000": {get(logsPath, emulator.Fault{Action: emulator.CloseSocket, Code: 1000, Nth: 2})},
+		"socket closed early, 1000":   {get(logsPath, emulator.Fault{Action: emulator.CloseSocket, Code: 1000, Bytes: 50, Nth: 2})},
+		"socket closed early, 1001":   {get(logsPath, emulator.Fault{Action: emulator.CloseSocket, Code: 1001, Bytes: 60, Nth: 2})},
+		"socket closed early, 1011":   {get(logsPath, emulator.Fault{Action: emulator.CloseSocket, Code: 1011, Bytes: 70, Nth: 2})},
+		"socket dropped, 1006":        {get(logsPath, emulator.Fault{Action: emulator.CloseSocket, Bytes: 80, Nth: 2})},
+		"socket reset":                {get(logsPath, emulator.Fault{Action: emulator.ResetReply, Bytes: 90, Nth: 2})},
+		"both sockets closed":         {get(logsPath, emulator.Fault{Action: emulator.CloseSocket, Code: 1000, Bytes: 50, Nth: 2, Count: 2})},
+		"both sockets dropped":        {get(logsPath, emulator.Fault{Action: emulator.CloseSocket, Bytes: 50, Nth: 2, Count: 2})},
+		"replayed prefix":             {get(logsPath, emulator.Fault{Action: emulator.ReplayPrefix, Bytes: 100, Nth: 2})},
+		"status always 500":           {always(get(statusPath, emulator.Fault{Action: emulator.StatusBefore, Status: 500})), get(logsPath, emulator.Fault{Action: emulator.CloseSocket, Bytes: 50, Nth: 2})},
+		"status in the exit window": {
+			always(get(statusPath, emulator.Fault{Action: emulator.StatusBefore, Status: 500, Body: `{"statusCode":500,"message":"failed to convert exit code to int: strconv.Atoi: parsing \"\": invalid syntax","timestamp":"0001-01-01T00:00:00Z","path":""}`})),
+			get(logsPath, emulator.Fault{Action: emulator.CloseSocket, Bytes: 50, Nth: 2}),
+		},
+		"polls fail at first": {get(logsPath, emulator.Fault{Action: emulator.StatusBefore, Status: 502, Count: 4}), get(statusPath, emulator.Fault{Action: emulator.StatusBefore, Status: 503, Count: 5})},
+	}
+	for name, faults := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, l := execRig(t)
+			c := newCounter(t)
+			r.server.SetFaults(faults...)
+			// The pauses make the exit fall behind the first snapshot and the socket.
+			script := "echo one; sleep 0.2; echo two >&2; printf 'three\nfour'; sleep 0.2; printf five >&2; " + c.script()
+			mustRun(t, l, Command{Script: script}, finished(3, "one\nthree\nfourran\n", "two\nfive"))
+			if len(faults) > 0 && faults[len(faults)-1].Path == logsPath {
+				r.wantHits(t)
+			}
+			c.want(t, 1)
+			mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+		})
+	}
+}
+
+func TestE3WithoutARecordedExitThereIsNone(t *testing.T) {
+	t.Run("session deleted under the command", func(t *testing.T) {
+		r, l := execRig(t)
+		run := startRunning(t, t.Context(), l, Command{Script: "sleep 60"})
+		for _, id := range sessionIDs(l) {
+			if err := l.resolved().DeleteSession(t.Context(), id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		run.wait(t, KindUncertain)
+		wantNoExit(t, run)
+		r.wantSandboxes(t, 1)
+		mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+	})
+	t.Run("shell killed by the command", func(t *testing.T) {
+		_, l := execRig(t)
+		run := startRunning(t, t.Context(), l, Command{Script: "kill -9 $PPID; sleep 60", Timeout: time.Second})
+		run.wait(t, KindTimeout)
+		wantNoExit(t, run)
+		if !run.result.TimedOut || !run.result.StopConfirmed {
+			t.Errorf("got %+v, want a timeout and a confirmed stop", run.result)
+		}
+		mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+	})
+	t.Run("sandbox stopped under the command", func(t *testing.T) {
+		r, l := execRig(t)
+		run := startRunning(t, t.Context(), l, Command{Script: "sleep 60"})
+		if err := r.client.Stop(t.Context(), l.Ref().Sandbox); err != nil {
+			t.Fatal(err)
+		}
+		run.wait(t, KindNotRunning)
+		wantNoExit(t, run)
+		runFails(t, t.Context(), l, Command{Args: []string{"true"}}, KindNotRunning, DispatchedNo)
+		if _, err := r.Resume(t.Context(), l.Ref()); err != nil {
+			t.Fatal(err)
+		}
+		mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+	})
+	t.Run("sandbox deleted under the command", func(t *testing.T) {
+		r, l := execRig(t)
+		run := startRunning(t, t.Context(), l, Command{Script: "sleep 60"})
+		if err := r.client.Delete(t.Context(), l.Ref().Sandbox); err != nil {
+			t.Fatal(err)
+		}
+		<-run.done
+		if !errors.Is(run.err, ErrGone) && !errors.Is(run.err, ErrNotRunning) {
+			t.Errorf("Run() = %v, want gone or not running", run.err)
+		}
+		wantNoExit(t, run)
+	})
+	t.Run("lease given back under the command", func(t *testing.T) {
+		r, l := execRig(t)
+		run := startRunning(t, t.Context(), l, Command{Script: "sleep 60"})
+		if _, err := r.Release(t.Context(), l.Ref(), ReleaseOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		run.wait(t, KindClosed)
+		wantNoExit(t, run)
+		runFails(t, t.Context(), l, Command{Args: []string{"true"}}, KindClosed, DispatchedNo)
+	})
+}
+
+func wantNoExit(t *testing.T, run *running) {
+	t.Helper()
+	if got := run.result; got.Exited || got.ExitCode != -1 || got.Complete || run.output() != "begun\n" || got.Dispatched != DispatchedYes {
+		t.Errorf("got %+v and %q, want no exit, the output so far, and dispatched yes", got, run.output())
+	}
+}
+
+func TestE3AnExitWithoutTheWholeOutputSaysSo(t *testing.T) {
+	r, l := execRig(t)
+	// A log of which only the beginning can be read, and a recorded exit.
+	r.server.SetFaults(
+		emulator.Fault{Method: "GET", Path: logsPath, Action: emulator.StatusAfter, Status: 200, Body: "\x01\x01\x01stray\n", Count: -1},
+	)
+	got, err := l.Executor().Run(t.Context(), Command{Script: "echo x; exit 9"})
+	if !errors.Is(err, ErrUncertain) || !got.Exited || got.ExitCode != 9 || got.Complete {
+		t.Errorf("Run() = %+v, %v; want exit 9, incomplete, and uncertain", got, err)
+	}
+	r.wantHits(t)
+}
+
+func TestE4NothingACommandDoesHarmsTheNext(t *testing.T) {
+	_, l := execRig(t)
+	for name, tt := range map[string]struct {
+		script string
+		want   Result
+	}{
+		"exit":             {"exit 3", finished(3, "", "")},
+		"exec":             {"exec sh -c 'echo y; exit 4'", finished(4, "y\n", "")},
+		"set -e":           {"set -e; false; echo no", finished(1, "", "")},
+		"kill itself":      {"kill $$", finished(143, "", "")},
+		"kill its group":   {"kill -9 0", finished(137, "", "")},
+		"close everything": {"exec <&- >&- 2>&-; exit 5", finished(5, "", "")},
+		"change directory": {"cd /; export A=1; umask 777", finished(0, "", "")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mustRun(t, l, Command{Script: tt.script}, tt.want)
+			mustRun(t, l, Command{Script: `echo "next$A"; pwd`}, finished(0, "next\n"+l.Ref().Workspace+"\n", ""))
+		})
+	}
+	t.Run("syntax error", func(t *testing.T) {
+		got, err := l.Executor().Run(t.Context(), Command{Script: "echo a\nif (; then"})
+		if err != nil || got.ExitCode != 2 || string(got.Stdout) != "a\n" || got.StderrSize == 0 {
+			t.Errorf("Run() = %+v, %v; want exit 2 and a reason on stderr", got, err)
+		}
+		mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+	})
+}
+
+func TestE4ABackgroundChildNeitherBlocksNorDies(t *testing.T) {
+	_, l := execRig(t)
+	gate := filepath.Join(t.TempDir(), "gate")
+	survived := filepath.Join(t.TempDir(), "survived")
+	script := fmt.Sprintf("(until [ -e %s ]; do sleep 0.01; done; : >%s) & echo started", gate, survived)
+	for range 2 {
+		mustRun(t, l, Command{Script: script}, finished(0, "started\n", ""))
+		mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+	}
+	if err := os.WriteFile(gate, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the child ends on its own", func() bool {
+		_, err := os.Stat(survived)
+		return err == nil
+	})
+}
+
+func TestE4ConcurrentCommandsRunConcurrently(t *testing.T) {
+	r, l := execRig(t)
+	const n = 64
+	dir := t.TempDir()
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			// Each waits for all: in a queue none would ever end.
+			script := fmt.Sprintf(": >%s/%d; until [ $(ls %s | wc -l) -ge %d ]; do sleep 0.1; done; echo out %d; echo err %d >&2; exit %d", dir, i, dir, n, i, i, i)
+			mustRun(t, l, Command{Script: script, Profiles: ProfilesNone, Timeout: 2 * time.Minute}, finished(i, fmt.Sprintf("out %d\n", i), fmt.Sprintf("err %d\n", i)))
+		})
+	}
+	wg.Wait()
+	eventually(t, "the pool shrinks", func() bool {
+		return len(sessionIDs(l)) <= maxIdleSessions
+	})
+	if _, err := r.Release(t.Context(), l.Ref(), ReleaseOptions{}); err != nil {
+		t.Error(err)
+	}
+	if left := sessionIDs(l); len(left) != 0 {
+		t.Errorf("sessions are left: %v", left)
+	}
+}
+
+func TestE5TheEndOfTheContextStopsTheCommand(t *testing.T) {
+	_, l := execRig(t)
+	boom := errors.New("boom")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	alive := filepath.Join(t.TempDir(), "pid")
+	run := startRunning(t, ctx, l, Command{Script: "sleep 61 & echo $! >" + alive + "; echo more; wait"})
+	eventually(t, "the child runs", func() bool { data, _ := os.ReadFile(alive); return len(data) > 0 })
+	began := time.Now()
+	cancel(boom)
+	run.wait(t, KindCanceled)
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("it took %v to return", took)
+	}
+	if !errors.Is(run.err, boom) || !errors.Is(run.err, context.Canceled) {
+		t.Errorf("%v does not wrap the cause", run.err)
+	}
+	got := run.result
+	if !got.StopConfirmed || got.TimedOut || got.Exited {
+		t.Errorf("got %+v, want a confirmed stop, no exit, and the output so far", got)
+	}
+	wantDead(t, alive)
+	mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+}
+
+// wantDead fails the test if the process whose id is in the file still runs.
+func wantDead(t *testing.T, file string) {
+	t.Helper()
+	data, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pid := strings.TrimSpace(string(data))
+	stat, err := os.ReadFile("/proc/" + pid + "/stat")
+	if err == nil && !strings.Contains(string(stat), ") Z ") {
+		t.Errorf("process %s still runs: %s", pid, stat)
+	}
+}
+
+func TestE5TheTimeoutIsTheCommandsLifetime(t *testing.T) {
+	r, l := execRig(t)
+	alive := filepath.Join(t.TempDir(), "pid")
+	// Not even a dead connection prolongs it.
+	r.server.SetFaults(emulator.Fault{Method: "GET", Path: logsPath, Action: emulator.SilentSocket, Bytes: -1, Count: -1})
+	began := time.Now()
+	got, _ := runFails(t, t.Context(), l, Command{Script: "echo $$ >" + alive + "; sleep 62", Timeout: 700 * time.Millisecond}, KindTimeout, DispatchedYes)
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("it took %v to return", took)
+	}
+	if !got.TimedOut || !got.StopConfirmed || got.Exited || got.ExitCode != -1 {
+		t.Errorf("got %+v, want a timeout, a confirmed stop and no exit", got)
+	}
+	wantDead(t, alive)
+}
+
+func TestE5AnUnconfirmedStopSaysSo(t *testing.T) {
+	r, l := execRig(t)
+	r.server.SetFaults(emulator.Fault{Method: "DELETE", Path: sessionPath, Action: emulator.StatusBefore, Status: 403})
+	got, _ := runFails(t, t.Context(), l, Command{Script: "sleep 63", Timeout: 300 * time.Millisecond}, KindTimeout, DispatchedYes)
+	if !got.TimedOut || got.StopConfirmed {
+		t.Errorf("got %+v, want a timeout and no confirmed stop", got)
+	}
+	r.wantHits(t)
+}
+
+func TestE5ALostReplyOfTheStopIsNoFailure(t *testing.T) {
+	r, l := execRig(t)
+	r.server.SetFaults(emulator.Fault{Method: "DELETE", Path: sessionPath, Action: emulator.DropAfter})
+	got, _ := runFails(t, t.Context(), l, Command{Script: "sleep 64", Timeout: 300 * time.Millisecond}, KindTimeout, DispatchedYes)
+	if !got.TimedOut || !got.StopConfirmed {
+		t.Errorf("got %+v, want a timeout and a confirmed stop", got)
+	}
+	r.wantHits(t)
+}
+
+func TestHealthyCommandsTakeFewRequests(t *testing.T) {
+	r, l := execRig(t)
+	for range 3 {
+		mustRun(t, l, Command{Args: []string{"true"}}, finished(0, "", ""))
+	}
+	got := r.count()
+	// How many early status reads there are depends on how fast the machine is.
+	delete(got, "GET /toolbox/*/process/session/*/command/*")
+	want := map[string]int{
+		"GET /api/sandbox/*":                              1, // ownership, once
+		"POST /toolbox/*/process/session":                 1,
+		"POST /toolbox/*/process/session/*/exec":          3,
+		"GET /toolbox/*/process/session/*/command/*/logs": 6, // a snapshot and a socket each
+	}
+	if logs := "GET /toolbox/*/process/session/*/command/*/logs"; got[logs] >= 3 && got[logs] < 6 {
+		want[logs] = got[logs] // some had ended by the snapshot
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("requests mismatch (-want +got):\n%s", diff)
+	}
+	r.server.ResetRequests()
+	if _, err := r.Release(t.Context(), l.Ref(), ReleaseOptions{}); err != nil {
+		t.Error(err)
+	}
+	if n := r.count()["DELETE /toolbox/*/process/session/*"]; n != 1 {
+		t.Errorf("%d sessions deleted on release, want 1", n)
+	}
+}
+
+func TestADeadSessionIsReplaced(t *testing.T) {
+	r, l := execRig(t)
+	mustRun(t, l, Command{Args: []string{"true"}}, finished(0, "", ""))
+	for _, id := range sessionIDs(l) {
+		if err := l.resolved().DeleteSession(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c := newCounter(t)
+	mustRun(t, l, Command{Script: c.script()}, finished(3, "ran\n", ""))
+	c.want(t, 1)
+	if got := r.count(); got["POST /toolbox/*/process/session"] != 2 || got["POST "+execPath] != 2 {
+		t.Errorf("requests: %v; want two sessions and two dispatches", got)
+	}
+}
+
+func TestACreatedSessionMayBeCreatedTwice(t *testing.T) {
+	r, l := execRig(t)
+	r.server.SetFaults(emulator.Fault{Method: "POST", Path: "/toolbox/*/process/session", Action: emulator.Duplicate})
+	mustRun(t, l, Command{Args: []string{"true"}}, finished(0, "", ""))
+	r.wantHits(t)
+}

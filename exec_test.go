@@ -1,0 +1,350 @@
+package leasehold
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/leasehold-go/leasehold/internal/emulator"
+)
+
+// ignoreTime leaves out of a comparison of results what differs from run to run.
+var ignoreTime = cmpopts.IgnoreFields(Result{}, "Duration")
+
+// finished is the result of a command that ended on its own, with both streams captured.
+func finished(code int, stdout, stderr string) Result {
+	r := Result{
+		ExitCode: code, Exited: true, Complete: true, Dispatched: DispatchedYes, StdoutSize: int64(len(stdout)), StderrSize: int64(len(stderr)),
+		Transport: TransportSession, Fidelity: FidelityLines,
+	}
+	if stdout != "" {
+		r.Stdout = []byte(stdout)
+	}
+	if stderr != "" {
+		r.Stderr = []byte(stderr)
+	}
+	return r
+}
+
+// mustRun runs a command that must end on its own, and compares the result.
+func mustRun(t *testing.T, l *Lease, cmd Command, want Result) {
+	t.Helper()
+	got, err := l.Executor().Run(t.Context(), cmd)
+	if err != nil {
+		t.Errorf("Run(%+v) = %v", cmd, err)
+	}
+	if diff := cmp.Diff(want, got, ignoreTime); diff != "" {
+		t.Errorf("Run(%+v) mismatch (-want +got):\n%s", cmd, diff)
+	}
+}
+
+// runFails runs a command that must fail with a kind, and returns the result.
+func runFails(t *testing.T, ctx context.Context, l *Lease, cmd Command, want Kind, dispatched Dispatch) (Result, *Error) {
+	t.Helper()
+	got, err := l.Executor().Run(ctx, cmd)
+	var e *Error
+	if !errors.As(err, &e) {
+		t.Fatalf("Run(%+v) = %+v, %v; want an error of kind %s", cmd, got, err, want)
+	}
+	if e.Kind != want || e.Dispatched != dispatched || got.Dispatched != dispatched || e.Op != "run" || e.Sandbox == "" {
+		t.Fatalf("Run(%+v) = %+v, %+v; want kind %s, dispatched %s", cmd, got, e, want, dispatched)
+	}
+	return got, e
+}
+
+func execRig(t *testing.T) (*rig, *Lease) {
+	t.Helper()
+	r := newRig(t, Config{}, emulator.Options{})
+	return r, r.acquired(t)
+}
+
+func TestRun(t *testing.T) {
+	_, l := execRig(t)
+	workspace := l.Ref().Workspace
+	tests := map[string]struct {
+		cmd  Command
+		want Result
+	}{
+		"arguments":         {Command{Args: []string{"printf", "<%s>", "a b", "", "'\"$x`", "\xff\n"}}, finished(0, "<a b><><'\"$x`><\xff\n>", "")},
+		"script":            {Command{Script: "echo out; echo err >&2; exit 7"}, finished(7, "out\n", "err\n")},
+		"no newline":        {Command{Script: "printf 'a\nb'; printf c >&2"}, finished(0, "a\nb", "c")},
+		"newlines only":     {Command{Script: "printf '\n\n'; printf '\n' >&2"}, finished(0, "\n\n", "\n")},
+		"no output":         {Command{Args: []string{"true"}}, finished(0, "", "")},
+		"failure":           {Command{Args: []string{"false"}}, finished(1, "", "")},
+		"no input":          {Command{Args: []string{"cat"}}, finished(0, "", "")},
+		"workspace":         {Command{Args: []string{"pwd"}}, finished(0, workspace+"\n", "")},
+		"absolute dir":      {Command{Args: []string{"pwd"}, Dir: "/"}, finished(0, "/\n", "")},
+		"relative dir":      {Command{Script: "mkdir -p 'a b' && cd 'a b' && pwd"}, finished(0, workspace+"/a b\n", "")},
+		"environment":       {Command{Script: `printf %s "$A|$GIT_ASKPASS"`, Env: map[string]string{"A": "it's\n$x"}}, finished(0, "it's\n$x|echo", "")},
+		"without profiles":  {Command{Script: "echo ok", Profiles: ProfilesNone}, finished(0, "ok\n", "")},
+		"input":             {Command{Args: []string{"cat"}, Stdin: strings.NewReader("in\x00put\nno newline")}, finished(0, "input\nno newline", "")},
+		"input not read":    {Command{Args: []string{"echo", "x"}, Stdin: strings.NewReader("ignored")}, finished(0, "x\n", "")},
+		"empty input":       {Command{Args: []string{"cat"}, Stdin: strings.NewReader("")}, finished(0, "", "")},
+		"death by a signal": {Command{Script: "kill -9 $$"}, finished(137, "", "")},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) { mustRun(t, l, tt.cmd, tt.want) })
+	}
+}
+
+func TestRunRefusesWhatCannotRun(t *testing.T) {
+	r, l := execRig(t)
+	for name, cmd := range map[string]Command{
+		"nothing":           {},
+		"both":              {Args: []string{"true"}, Script: "true"},
+		"NUL":               {Args: []string{"echo", "a\x00b"}},
+		"environment key":   {Args: []string{"true"}, Env: map[string]string{"A-B": "x"}},
+		"negative timeout":  {Args: []string{"true"}, Timeout: -1},
+		"policy":            {Args: []string{"true"}, Profiles: "some"},
+		"too long a script": {Script: strings.Repeat("#", 128<<10)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := runFails(t, t.Context(), l, cmd, KindInvalid, DispatchedNo)
+			if name == "too long a script" && !strings.Contains(err.Message, "131071") {
+				t.Errorf("the message %q does not name the limit", err.Message)
+			}
+		})
+	}
+	r.wantRequests(t)
+}
+
+func TestAMissingDirectoryIsAnError(t *testing.T) {
+	_, l := execRig(t)
+	got, _ := runFails(t, t.Context(), l, Command{Args: []string{"true"}, Dir: "no/such"}, KindNotFound, DispatchedYes)
+	if got.Exited || got.ExitCode != -1 || got.StderrSize == 0 {
+		t.Errorf("got %+v, want no exit, and the shell's reason on stderr", got)
+	}
+	mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+}
+
+func TestAProfileThatReplacesTheShellIsAnError(t *testing.T) {
+	_, l := execRig(t)
+	mustRun(t, l, Command{Profiles: ProfilesNone, Script: `echo 'exec true' >"$HOME/.profile"`}, finished(0, "", ""))
+	got, _ := runFails(t, t.Context(), l, Command{Args: []string{"echo", "x"}}, KindRefused, DispatchedYes)
+	if got.Exited || got.ExitCode != -1 {
+		t.Errorf("got %+v, want no exit", got)
+	}
+	mustRun(t, l, Command{Profiles: ProfilesNone, Args: []string{"echo", "x"}}, finished(0, "x\n", ""))
+}
+
+func TestCaptureLimit(t *testing.T) {
+	_, l := execRig(t)
+	cmd := Command{Script: "printf 0123456789; printf abc >&2", CaptureLimit: 4}
+	want := finished(0, "0123", "abc")
+	want.StdoutSize, want.Truncated = 10, true
+	mustRun(t, l, cmd, want)
+	cmd.CaptureLimit = -1
+	want.Stdout, want.Stderr = nil, nil
+	mustRun(t, l, cmd, want)
+}
+
+// arrivals is a writer that tells what it was given.
+type arrivals chan string
+
+func (a arrivals) Write(p []byte) (int, error) {
+	a <- string(p)
+	return len(p), nil
+}
+
+func TestOutputArrivesWhileTheCommandRuns(t *testing.T) {
+	_, l := execRig(t)
+	gate := filepath.Join(t.TempDir(), "gate")
+	out := make(arrivals)
+	done := make(chan error)
+	go func() {
+		_, err := l.Executor().Run(t.Context(), Command{Script: "echo first; until [ -e " + gate + " ]; do sleep 0.01; done; echo second", Stdout: out})
+		done <- err
+	}()
+	for got := ""; got != "first\n"; {
+		select {
+		case s := <-out:
+			got += s
+		case err := <-done:
+			t.Fatalf("Run() = %v before the first line arrived", err)
+		}
+	}
+	if err := os.WriteFile(gate, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-out; got != "second\n" {
+		t.Errorf("got %q, want the second line", got)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAFailingWriterStopsTheCommand(t *testing.T) {
+	_, l := execRig(t)
+	full := errors.New("full")
+	r, w := io.Pipe()
+	r.CloseWithError(full)
+	got, err := runFails(t, t.Context(), l, Command{Script: "echo x; sleep 60", Stdout: w}, KindIO, DispatchedYes)
+	if !errors.Is(err, full) || !got.StopConfirmed || got.Exited {
+		t.Errorf("got %+v, %v; want the writer's error and a confirmed stop", got, err)
+	}
+	mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+}
+
+func TestAFailingReaderStartsNothing(t *testing.T) {
+	r, l := execRig(t)
+	broken := errors.New("broken")
+	_, err := runFails(t, t.Context(), l, Command{Args: []string{"cat"}, Stdin: io.MultiReader(strings.NewReader("x"), readerFunc(func([]byte) (int, error) { return 0, broken }))}, KindIO, DispatchedNo)
+	if !errors.Is(err, broken) {
+		t.Errorf("%v is not the reader's error", err)
+	}
+	if n := r.count()["POST /toolbox/*/process/session/*/exec"]; n != 0 {
+		t.Errorf("%d dispatches, want none", n)
+	}
+}
+
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
+
+func TestScratchIsRemovedOnEveryPath(t *testing.T) {
+	scratch := func() []string {
+		names, err := filepath.Glob("/tmp/.leasehold-*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return names
+	}
+	before := scratch()
+	r, l := execRig(t)
+	stdin := func() io.Reader { return strings.NewReader("input") }
+	mustRun(t, l, Command{Args: []string{"cat"}, Stdin: stdin()}, finished(0, "input", ""))
+	runFails(t, t.Context(), l, Command{Args: []string{"cat"}, Dir: "none", Stdin: stdin()}, KindNotFound, DispatchedYes)
+	runFails(t, t.Context(), l, Command{Args: []string{"sleep", "60"}, Stdin: stdin(), Timeout: 100 * time.Millisecond}, KindTimeout, DispatchedYes)
+	for _, f := range []emulator.Fault{
+		{Path: "/toolbox/*/files/bulk-upload", Action: emulator.StatusAfter, Status: 500},
+		{Path: "/toolbox/*/process/session", Action: emulator.StatusBefore, Status: 500},
+		{Path: "/toolbox/*/process/session/*/exec", Action: emulator.DropBefore},
+	} {
+		r.server.SetFaults(f)
+		// A session is at hand, so make it busy.
+		if _, err := l.Executor().Run(t.Context(), Command{Script: "sleep 0.3 &", Profiles: ProfilesNone}); err != nil && f.Path != "/toolbox/*/process/session" && f.Path != "/toolbox/*/process/session/*/exec" {
+			t.Fatal(err)
+		}
+		_, _ = l.Executor().Run(t.Context(), Command{Args: []string{"cat"}, Stdin: stdin()})
+		r.wantHits(t)
+	}
+	if diff := cmp.Diff(before, scratch()); diff != "" {
+		t.Errorf("scratch was left behind (-before +after):\n%s", diff)
+	}
+}
+
+// counter is a command that appends a line to a file each time it is started.
+type counter struct{ file string }
+
+func newCounter(t *testing.T) counter { return counter{filepath.Join(t.TempDir(), "starts")} }
+
+func (c counter) script() string { return "echo x >>" + c.file + "; echo ran; exit 3" }
+
+func (c counter) want(t *testing.T, want int) {
+	t.Helper()
+	data, err := os.ReadFile(c.file)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		t.Fatal(err)
+	}
+	if got := bytes.Count(data, []byte("\n")); got != want {
+		t.Errorf("the command was started %d times, want %d", got, want)
+	}
+}
+
+const execPath = "/toolbox/*/process/session/*/exec"
+
+// TestE1ACommandStartsAtMostOnce loses, refuses and doubles the dispatch in every way.
+func TestE1ACommandStartsAtMostOnce(t *testing.T) {
+	tests := map[string]struct {
+		fault      emulator.Fault
+		starts     int
+		dispatched Dispatch // when it fails
+	}{
+		"delivered twice":         {emulator.Fault{Action: emulator.Duplicate}, 1, ""},
+		"reply lost":              {emulator.Fault{Action: emulator.DropAfter}, 1, ""},
+		"reply replaced by 502":   {emulator.Fault{Action: emulator.StatusAfter, Status: 502}, 1, ""},
+		"reply replaced by 500":   {emulator.Fault{Action: emulator.StatusAfter, Status: 500}, 1, ""},
+		"reply replaced by 408":   {emulator.Fault{Action: emulator.StatusAfter, Status: 408}, 1, ""},
+		"reply truncated":         {emulator.Fault{Action: emulator.TruncateBody, Bytes: 10}, 1, ""},
+		"reply reset":             {emulator.Fault{Action: emulator.ResetReply, Bytes: 5}, 1, ""},
+		"lost before":             {emulator.Fault{Action: emulator.DropBefore}, 0, DispatchedNo},
+		"502 before":              {emulator.Fault{Action: emulator.StatusBefore, Status: 502}, 0, DispatchedNo},
+		"503 before":              {emulator.Fault{Action: emulator.StatusBefore, Status: 503}, 0, DispatchedNo},
+		"429 before":              {emulator.Fault{Action: emulator.StatusBefore, Status: 429}, 0, DispatchedNo},
+		"401 before":              {emulator.Fault{Action: emulator.StatusBefore, Status: 401}, 0, DispatchedNo},
+		"400 before":              {emulator.Fault{Action: emulator.StatusBefore, Status: 400}, 0, DispatchedNo},
+		"a late reply, delivered": {emulator.Fault{Action: emulator.DelayRequest, Delay: 300 * time.Millisecond}, 1, ""},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, l := execRig(t)
+			c := newCounter(t)
+			tt.fault.Path = execPath
+			r.server.SetFaults(tt.fault)
+			if tt.dispatched == "" {
+				mustRun(t, l, Command{Script: c.script()}, finished(3, "ran\n", ""))
+			} else if got, err := l.Executor().Run(t.Context(), Command{Script: c.script()}); err == nil || got.Dispatched != tt.dispatched || got.Exited || got.ExitCode != -1 {
+				t.Errorf("Run() = %+v, %v; want an error, dispatched %s, no exit", got, err, tt.dispatched)
+			}
+			r.wantHits(t)
+			c.want(t, tt.starts)
+			mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+			c.want(t, tt.starts)
+		})
+	}
+}
+
+func TestE1ADoubledDispatchIsFollowedLive(t *testing.T) {
+	r, l := execRig(t)
+	gate := filepath.Join(t.TempDir(), "gate")
+	r.server.SetFaults(emulator.Fault{Path: execPath, Action: emulator.Duplicate})
+	out := make(arrivals, 8)
+	done := make(chan error)
+	go func() {
+		_, err := l.Executor().Run(t.Context(), Command{Script: "echo live; until [ -e " + gate + " ]; do sleep 0.01; done", Stdout: out})
+		done <- err
+	}()
+	// The reply names the second delivery, which waits behind the first in the session.
+	select {
+	case got := <-out:
+		if got != "live\n" {
+			t.Errorf("got %q", got)
+		}
+	case err := <-done:
+		t.Fatalf("Run() = %v before its output arrived", err)
+	}
+	if err := os.WriteFile(gate, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	r.wantHits(t)
+}
+
+func TestE1WithoutAnyAnswerTheDispatchIsUnknown(t *testing.T) {
+	r, l := execRig(t)
+	c := newCounter(t)
+	r.server.SetFaults(
+		emulator.Fault{Path: execPath, Action: emulator.DropAfter, Count: -1},
+		emulator.Fault{Method: "GET", Path: "/toolbox/**", Action: emulator.StatusBefore, Status: 502, Count: -1},
+	)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	got, _ := runFails(t, ctx, l, Command{Script: c.script()}, KindTimeout, DispatchedUnknown)
+	if got.Exited || got.ExitCode != -1 || !got.StopConfirmed {
+		t.Errorf("got %+v, want no exit, and a confirmed stop", got)
+	}
+	r.wantHits(t)
+}
