@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // started has nothing to record: processes are found by their environment.
@@ -26,13 +28,15 @@ func marked(mark string) ([]process, error) {
 	if err != nil {
 		return nil, err
 	}
+	// Each process starts in a session of its own, so the host's is never the sandbox's, whatever somebody did with the
+	// mark.
+	host, _ := unix.Getsid(0)
 	sessions := make(map[int]bool)
 	for grown := true; grown; {
 		members := tree(all, func(p process) bool { return p.marked || sessions[p.session] })
 		grown = false
 		for _, p := range members {
-			// Each process starts in its own session, so none of them is shared with the host.
-			if p.session != 0 && !sessions[p.session] {
+			if p.session != 0 && p.session != host && !sessions[p.session] {
 				sessions[p.session], grown = true, true
 			}
 		}

@@ -4,11 +4,10 @@ package toolbox
 
 import (
 	"context"
-	"fmt"
-	"io"
 	"net/http"
 	"net/url"
 	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -16,7 +15,6 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 // swift takes out the waiting that a test is not about.
@@ -476,264 +474,6 @@ func TestExitCodeWindow(t *testing.T) {
 	})
 }
 
-func TestSessionLogLines(t *testing.T) {
-	w := serve(t, swift)
-	w.createSession("s")
-	long := strings.Repeat("x", 300_000)
-	if err := os.WriteFile(w.at("long"), []byte(long), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	for name, test := range map[string]struct{ command, want string }{
-		"nothing":             {"true", ""},
-		"lines":               {`printf 'a\nb\n'`, out + "a\n" + out + "b\n"},
-		"no final newline":    {`printf 'a\nb'`, out + "a\n" + out + "b\n"},
-		"empty lines":         {`printf '\n\n'`, out + "\n" + out + "\n"},
-		"carriage return":     {`printf 'a\r\nb\rc\n'`, out + "a\r\n" + out + "b\rc\n"},
-		"NUL":                 {`printf 'a\000b\n\000\n'`, out + "ab\n" + out + "\n"},
-		"only NUL at the end": {`printf 'a\n\000\000'`, out + "a\n"},
-		"invalid UTF-8":       {`printf '\377\300\n'`, out + "\xff\xc0\n"},
-		"blanks":              {`printf '  a  \n\t\n'`, out + "  a  \n" + out + "\t\n"},
-		"backslash":           {`printf '%s\n' 'a\b\'`, out + `a\b\` + "\n"},
-		"marks in the data":   {`printf '\001\001\001x\002\002\002\n'`, out + "\x01\x01\x01x\x02\x02\x02\n"},
-		"stderr":              {`printf 'a\nb' >&2`, err + "a\n" + err + "b\n"},
-		"long line":           {"cat long", out + long + "\n"},
-		"long line and more":  {"cat long; echo; cat long", out + long + "\n" + out + long + "\n"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			if got := w.output("s", test.command); got != test.want {
-				t.Errorf("log = %q, want %q", abbreviate(got), abbreviate(test.want))
-			}
-		})
-	}
-}
-
-func TestSessionLogIsBufferedByLine(t *testing.T) {
-	w := serve(t, swift)
-	w.createSession("s")
-	w.gate("gate")
-	id := w.start("s", `printf 'line\nprompt: '; printf 'error: ' >&2; echo >printed; read x <gate; echo answer`)
-	until(t, "all was printed", func() bool { return w.exists("printed") })
-	until(t, "the whole line is there", func() bool { return w.log("s", id) != "" })
-	for range 20 {
-		if got, want := w.log("s", id), out+"line\n"; got != want {
-			t.Fatalf("log = %q, want %q", got, want)
-		}
-	}
-	w.open("gate")
-	w.exitCode("s", id)
-	if got, want := inOrder(w.log("s", id)), out+"line\n"+out+"prompt: answer\n"+err+"error: \n"; got != want {
-		t.Errorf("log = %q, want %q", got, want)
-	}
-}
-
-func TestLogSnapshotFormats(t *testing.T) {
-	w := serve(t, swift)
-	w.createSession("s")
-	id := w.start("s", `printf 'a\377\n'; until [ -s .daytona/sessions/s/*/output.log ]; do sleep 0.01; done; echo b >&2; echo >done`)
-	w.exitCode("s", id)
-	marked := out + "a\xff\n" + err + "b\n"
-	const plain = "a\xff\nb\n"
-	const text = "text/plain; charset=utf-8"
-	for name, test := range map[string]struct {
-		header     []string
-		kind, body string
-	}{
-		"no version":              {nil, text, plain},
-		"split on request":        {[]string{"X-Daytona-Split-Output", "true"}, text, marked},
-		"split not wanted":        {[]string{"X-Daytona-Split-Output", "false"}, text, plain},
-		"ancient":                 {[]string{"X-Daytona-SDK-Version", "0.26.9"}, text, plain},
-		"first with marks":        {[]string{"X-Daytona-SDK-Version", "0.27.0"}, text, marked},
-		"last with marks":         {[]string{"X-Daytona-SDK-Version", "v0.166.3"}, text, marked},
-		"accept means nothing":    {[]string{"Accept", "application/json"}, text, plain},
-		"version that is no such": {[]string{"X-Daytona-SDK-Version", "new"}, text, plain},
-		"subprotocol":             {[]string{"Sec-WebSocket-Protocol", "X-Daytona-SDK-Version~0.100.0"}, text, marked},
-	} {
-		t.Run(name, func(t *testing.T) {
-			r := w.do("GET", commandPath("s", id)+"/logs", nil, test.header...)
-			r.want(t, http.StatusOK)
-			if got := r.header.Get("Content-Type"); got != test.kind || r.body != test.body {
-				t.Errorf("%s %q, want %s %q", got, r.body, test.kind, test.body)
-			}
-		})
-	}
-	for _, version := range []string{"0.167.0", "v0.170.0", "1.0.0", "0.200.1-beta.2"} {
-		t.Run(version, func(t *testing.T) {
-			r := w.do("GET", commandPath("s", id)+"/logs", nil, "X-Daytona-SDK-Version", version)
-			r.want(t, http.StatusOK)
-			want := map[string]string{"output": out + "a\ufffd\n" + err + "b\n", "stdout": "a\ufffd\n", "stderr": "b\n"}
-			if diff := cmp.Diff(want, decode[map[string]string](t, r)); diff != "" {
-				t.Errorf("logs mismatch (-want +got):\n%s", diff)
-			}
-		})
-	}
-}
-
-func TestSplitTakesMarksInTheDataForMarks(t *testing.T) {
-	stdout, stderr := split([]byte("lost" + out + "a" + err + "b\n" + out + "\x01c\x02\x02\n"))
-	if string(stdout) != "a\x01c\x02\x02\n" || string(stderr) != "b\n" {
-		t.Errorf("split = %q, %q", stdout, stderr)
-	}
-}
-
-func TestUnmarkerAgreesWithUnmark(t *testing.T) {
-	log := []byte(out + "a\n" + out + out + "\x01" + err + "\x02\n" + err + "\x01\x01" + out + "b\x02\x02" + err + "\x01\x01")
-	want := unmark(log)
-	for size := 1; size <= len(log); size++ {
-		var u unmarker
-		var got []byte
-		for piece := range slices.Chunk(log, size) {
-			got = append(got, u.next(piece)...)
-		}
-		got = append(got, u.rest()...)
-		if string(got) != string(want) {
-			t.Errorf("pieces of %d: %q, want %q", size, got, want)
-		}
-	}
-}
-
-func TestInput(t *testing.T) {
-	w := serve(t, swift)
-	w.createSession("s")
-	input := func(id, data string) reply {
-		return w.do("POST", commandPath("s", id)+"/input", asJSON(t, map[string]string{"data": data}))
-	}
-	t.Run("reaches the command, ends in a newline, and is echoed", func(t *testing.T) {
-		id := w.start("s", `read a; read b; read c; echo "[$a][$b][$c]"`)
-		until(t, "the command takes input", func() bool { return input(id, "one").status == http.StatusNoContent })
-		input(id, "two\n").wantEmpty(t, http.StatusNoContent)
-		w.exitCode("s", id)
-		if got, want := w.log("s", id), out+"one\n"+out+"two\n\n"+out+"[one][two][]\n"; !sameLines(got, want) {
-			t.Errorf("log = %q, want the lines of %q", got, want)
-		}
-		wantError(t, input(id, "late"), http.StatusGone, "GONE", "gone: ", commandPath("s", id)+"/input")
-	})
-	t.Run("is not echoed on request", func(t *testing.T) {
-		id := w.start("s", `read a; echo "[$a]"`, "suppressInputEcho")
-		until(t, "the command takes input", func() bool { return input(id, "secret").status == http.StatusNoContent })
-		w.exitCode("s", id)
-		if got, want := w.log("s", id), out+"[secret]\n"; got != want {
-			t.Errorf("log = %q, want %q", got, want)
-		}
-	})
-	t.Run("finds no pipe when nobody has read the exit code", func(t *testing.T) {
-		id := w.start("s", "echo done >finished")
-		until(t, "the exit is recorded", func() bool {
-			content, _ := os.ReadFile(w.at(".daytona/sessions/s/" + id + "/exit_code"))
-			return len(content) > 0
-		})
-		until(t, "the pipe is gone", func() bool { return input(id, "x").status == http.StatusInternalServerError })
-		w.status("s", id)
-		input(id, "x").want(t, http.StatusGone)
-	})
-	t.Run("of a synchronous command is at its end", func(t *testing.T) {
-		r := w.submit("s", "cat; echo end")
-		if got := *decode[sessionExecuteResponse](t, r).Stdout; got != "end\n" {
-			t.Errorf("stdout = %q, want the end at once", got)
-		}
-	})
-	t.Run("never ends of an asynchronous one", func(t *testing.T) {
-		id := w.start("s", "echo >reading; read x; read y && echo more")
-		until(t, "the command reads", func() bool { return w.exists("reading") })
-		input(id, "x").want(t, http.StatusNoContent)
-		if code := w.status("s", id); code != nil {
-			t.Errorf("exit code = %d, want none while it reads", *code)
-		}
-		input(id, "y").want(t, http.StatusNoContent)
-		w.exitCode("s", id)
-	})
-	t.Run("waits while the pipe is full", func(t *testing.T) {
-		w.gate("gate")
-		id := w.start("s", "echo >open; read x <gate")
-		until(t, "the command runs", func() bool { return w.exists("open") })
-		answered := make(chan reply)
-		go func() { answered <- input(id, strings.Repeat("x", 200_000)) }()
-		select {
-		case r := <-answered:
-			t.Errorf("answer while the pipe is full: %d %s", r.status, r.body)
-		case <-time.After(100 * time.Millisecond):
-		}
-		w.open("gate")
-		(<-answered).want(t, http.StatusInternalServerError)
-		w.exitCode("s", id)
-	})
-	t.Run("is refused", func(t *testing.T) {
-		id := w.start("s", "true")
-		input(id, "").want(t, http.StatusBadRequest)
-		input("missing", "x").want(t, http.StatusNotFound)
-		w.do("POST", commandPath("missing", id)+"/input", asJSON(t, map[string]string{"data": "x"})).want(t, http.StatusNotFound)
-	})
-}
-
-func sameLines(a, b string) bool {
-	return cmp.Equal(slices.Collect(strings.Lines(a)), slices.Collect(strings.Lines(b)), cmpopts.SortSlices(strings.Compare))
-}
-
-func TestDeleteSession(t *testing.T) {
-	needs(t, "setsid")
-	t.Run("ends what descends from the shell", func(t *testing.T) {
-		t.Parallel()
-		w := serve(t)
-		w.createSession("s")
-		w.output("s", "echo done")
-		id := w.start("s", `
-sh -c 'echo $$ >background; exec sleep 1000' &
-setsid sh -c 'echo $$ >session; exec sleep 1000' &
-setsid -f sh -c 'cd /; echo $$ >"$0/daemon"; exec sleep 1000' "$PWD" >/dev/null 2>&1
-sh -c 'echo $$ >foreground; exec sleep 1000'`)
-		names := []string{"background", "session", "daemon", "foreground"}
-		until(t, "all run", func() bool { return !slices.ContainsFunc(names, func(n string) bool { return !w.exists(n) }) })
-		start := time.Now()
-		w.do("DELETE", sessionPath("s"), nil).wantEmpty(t, http.StatusNoContent)
-		if took := time.Since(start); took < 100*time.Millisecond {
-			t.Errorf("took %v, want at least 100ms", took)
-		}
-		for _, name := range names {
-			if got, want := w.alive(name), name == "daemon"; got != want {
-				t.Errorf("the %s process is alive: %v, want %v", name, got, want)
-			}
-		}
-		w.do("GET", commandPath("s", id)+"/logs", nil).want(t, http.StatusNotFound)
-		if _, err := os.Stat(w.at(".daytona/sessions/s")); err == nil {
-			t.Error("the logs are still there")
-		}
-		w.createSession("s")
-		if got := decode[sessionView](t, w.do("GET", sessionPath("s"), nil)); len(got.Commands) > 0 {
-			t.Errorf("the new session has commands: %v", got.Commands)
-		}
-	})
-	t.Run("waits five seconds for one that ignores SIGTERM", func(t *testing.T) {
-		t.Parallel()
-		w := serve(t)
-		w.createSession("s")
-		w.start("s", `sh -c 'trap "" TERM; echo $$ >stubborn; while :; do sleep 1000; done'`)
-		until(t, "it runs", func() bool { return w.exists("stubborn") })
-		start := time.Now()
-		second := make(chan reply)
-		go func() { second <- w.do("DELETE", sessionPath("s"), nil) }()
-		first := w.do("DELETE", sessionPath("s"), nil)
-		if took := time.Since(start); took < 5*time.Second {
-			t.Errorf("took %v, want at least 5s", took)
-		}
-		got := []int{first.status, (<-second).status}
-		slices.Sort(got)
-		if want := []int{http.StatusNoContent, http.StatusNotFound}; !slices.Equal(got, want) {
-			t.Errorf("statuses of two deletions at once = %v, want %v", got, want)
-		}
-		if w.alive("stubborn") {
-			t.Error("it survived")
-		}
-	})
-	t.Run("frees a synchronous command", func(t *testing.T) {
-		w := serve(t, swift)
-		w.createSession("s")
-		answered := make(chan reply)
-		go func() { answered <- w.submit("s", "echo >running; sleep 1000") }()
-		until(t, "it runs", func() bool { return w.exists("running") })
-		w.do("DELETE", sessionPath("s"), nil).want(t, http.StatusNoContent)
-		wantUnmapped(t, <-answered, "failed to execute command: session cancelled")
-	})
-}
-
 func TestFullDisk(t *testing.T) {
 	var mu sync.Mutex
 	full := false
@@ -772,44 +512,33 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-func TestManySessionsAtOnce(t *testing.T) {
-	w := serve(t, swift)
-	var wg sync.WaitGroup
-	for i := range 64 {
-		wg.Go(func() {
-			id := fmt.Sprint("s", i)
-			w.createSession(id)
-			for j := range 3 {
-				if got, want := w.output(id, fmt.Sprintf("echo %d-%d; echo e >&2", i, j)), fmt.Sprintf("%s%d-%d\n%se\n", out, i, j, err); inOrder(got) != want {
-					t.Errorf("log = %q, want %q", got, want)
-				}
+// The shell is found on the machine. What sessions need of it, every Bourne shell has.
+func TestSessionsInOtherShells(t *testing.T) {
+	for _, name := range []string{"sh", "dash", "bash", "zsh", "ksh"} {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			w := serve(t, swift)
+			w.toolbox.sh = func() string { return path }
+			w.createSession("s")
+			id := w.start("s", "cd /; A=1; echo a; printf b >&2; return 6")
+			if code := w.exitCode("s", id); code != 6 {
+				t.Errorf("exit code = %d, want 6", code)
 			}
-			if i%2 == 0 {
-				w.do("DELETE", sessionPath(id), nil).wantEmpty(t, http.StatusNoContent)
+			if got, want := inOrder(w.log("s", id)), out+"a\n"+stderrMark+"b\n"; got != want {
+				t.Errorf("log = %q, want %q", got, want)
+			}
+			if got, want := *decode[sessionExecuteResponse](t, w.submit("s", "echo $A; pwd; cat")).Stdout, "1\n/\n"; got != want {
+				t.Errorf("stdout = %q, want %q", got, want)
+			}
+			w.start("s", "exit 1")
+			until(t, "further commands break the pipe", func() bool { return w.submit("s", "true", "runAsync").status == http.StatusInternalServerError })
+			r := w.execute(executeRequest{Command: "echo a; exit 9"})
+			if got, want := decode[executeResponse](t, r), (executeResponse{9, "a\n"}); got != want {
+				t.Errorf("execute = %+v, want %+v", got, want)
 			}
 		})
-	}
-	wg.Wait()
-	if got := len(decode[[]sessionView](t, w.do("GET", sessions, nil))); got != 32 {
-		t.Errorf("%d sessions left, want 32", got)
-	}
-}
-
-func TestCloseEndsSessions(t *testing.T) {
-	w := serve(t)
-	w.createSession("s")
-	id := w.start("s", "echo $$ >shell; sleep 1000")
-	follower := w.follow("s", id)
-	until(t, "the command runs", func() bool { return w.exists("shell") })
-	start := time.Now()
-	w.toolbox.Close()
-	if took := time.Since(start); took > patience/2 {
-		t.Errorf("Close took %v", took)
-	}
-	if w.alive("shell") {
-		t.Error("the shell is alive after Close")
-	}
-	if end := <-follower.ended; end != io.ErrUnexpectedEOF {
-		t.Errorf("end of the socket = %v, want no close frame", end)
 	}
 }
