@@ -180,7 +180,9 @@ func (c *ptyClient) close(ctx context.Context) {
 		}
 		break
 	}
-	_ = c.conn.Close(c.end.code, c.end.reason)
+	if ctx.Err() == nil { // a dying daemon says nothing
+		_ = c.conn.Close(c.end.code, c.end.reason)
+	}
 }
 
 // read passes the client's frames to the terminal until the socket ends.

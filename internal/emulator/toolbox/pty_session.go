@@ -20,11 +20,12 @@ const (
 	ptyInputQueue = 1024
 
 	// ptyDrain bounds the wait for the rest of the output once the shell is gone: the kernel ends the
-	// terminal with its session leader, except on systems where a background process keeps it open.
+	// terminal with its session leader, except on systems where a background process keeps it open. Linux
+	// throws away what was not read at that moment, so that on a busy machine some output is lost here, too.
 	ptyDrain = 500 * time.Millisecond
 
 	// ptyTail is how much of the last output a session loses whose Quirks.PTYTailLoss says so.
-	ptyTail = 100 * time.Millisecond
+	ptyTail = 200 * time.Millisecond
 )
 
 // ptySession is a shell on a terminal, and who looks at it. It is used once: an ended session is not

@@ -72,6 +72,13 @@ func serve(t *testing.T, change ...func(*Options)) *wire {
 	return &wire{t: t, toolbox: toolbox, group: options.Group, url: server.URL, home: options.Home, client: client}
 }
 
+// in returns the same toolbox for a subtest, whose failures are its own.
+func (w *wire) in(t *testing.T) *wire {
+	c := *w
+	c.t = t
+	return &c
+}
+
 // reply is an answer, read to its end.
 type reply struct {
 	status int

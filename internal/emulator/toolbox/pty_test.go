@@ -1,0 +1,625 @@
+//go:build unix
+
+package toolbox
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/coder/websocket"
+	"github.com/google/go-cmp/cmp"
+)
+
+// screen is a client of a terminal that reads everything.
+type screen struct {
+	t    *testing.T
+	conn *websocket.Conn
+	done chan struct{} // closed when the socket ended
+
+	mu      sync.Mutex
+	changed chan struct{} // closed and replaced when something arrived
+	output  []byte
+	text    []string // text frames
+	largest int      // of the binary frames
+	err     error    // why the socket ended
+}
+
+// dial opens the socket of a session and reads nothing.
+func (w *wire) dial(id string) *websocket.Conn {
+	w.t.Helper()
+	ctx, cancel := context.WithTimeout(w.t.Context(), patience)
+	defer cancel()
+	conn, _, err := websocket.Dial(ctx, "ws"+strings.TrimPrefix(w.url, "http")+"/process/pty/"+id+"/connect",
+		&websocket.DialOptions{HTTPClient: w.client})
+	if err != nil {
+		w.t.Fatalf("connecting to terminal %s: %v", id, err)
+	}
+	conn.SetReadLimit(-1)
+	w.t.Cleanup(func() { conn.CloseNow() })
+	return conn
+}
+
+// look connects to a session and waits for the first frame, which must say that it is connected.
+func (w *wire) look(id string) *screen {
+	w.t.Helper()
+	s := &screen{t: w.t, conn: w.dial(id), done: make(chan struct{}), changed: make(chan struct{})}
+	go s.read()
+	w.t.Cleanup(func() {
+		s.conn.CloseNow()
+		<-s.done
+	})
+	s.await("the first frame", func() bool { return len(s.text) > 0 || len(s.output) > 0 || s.err != nil })
+	if diff := cmp.Diff([]string{`{"type":"control","status":"connected"}`}, s.text); diff != "" {
+		w.t.Fatalf("text frames at the start mismatch (-want +got):\n%s", diff)
+	}
+	return s
+}
+
+func (s *screen) read() {
+	defer close(s.done)
+	for {
+		kind, data, err := s.conn.Read(context.Background())
+		s.mu.Lock()
+		switch {
+		case err != nil:
+			s.err = err
+		case kind == websocket.MessageText:
+			s.text = append(s.text, string(data))
+			if len(s.output) > 0 {
+				s.err = errors.New("a text frame after output")
+			}
+		default:
+			s.output = append(s.output, data...)
+			s.largest = max(s.largest, len(data))
+		}
+		close(s.changed)
+		s.changed = make(chan struct{})
+		s.mu.Unlock()
+		if err != nil {
+			return
+		}
+	}
+}
+
+// await waits until a condition on the screen's fields is true.
+func (s *screen) await(what string, ok func() bool) {
+	s.t.Helper()
+	deadline := time.NewTimer(patience)
+	defer deadline.Stop()
+	for {
+		s.mu.Lock()
+		yes, changed := ok(), s.changed
+		output, err := string(s.output), s.err
+		s.mu.Unlock()
+		switch {
+		case yes:
+			return
+		case err != nil:
+			s.t.Fatalf("the socket ended with %v while waiting for %s; output %q", err, what, abbreviate(output))
+		}
+		select {
+		case <-changed:
+		case <-deadline.C:
+			s.t.Fatalf("no %s in %v; output %q", what, patience, abbreviate(output))
+		}
+	}
+}
+
+// expect waits until the output matches, and returns what the groups of the expression matched.
+func (s *screen) expect(expression string) []string {
+	s.t.Helper()
+	r := regexp.MustCompile(expression)
+	var found []string
+	s.await(fmt.Sprintf("output like %q", expression), func() bool {
+		found = r.FindStringSubmatch(string(s.output))
+		return found != nil
+	})
+	return found
+}
+
+// shown is the output so far.
+func (s *screen) shown() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return string(s.output)
+}
+
+// send types without waiting for anything.
+func (s *screen) send(input string) {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(s.t.Context(), patience)
+	defer cancel()
+	if err := s.conn.Write(ctx, websocket.MessageBinary, []byte(input)); err != nil {
+		s.t.Fatalf("typing %q: %v", abbreviate(input), err)
+	}
+}
+
+// end waits for the end of the socket: the close code, or -1 without a close frame, and the reason.
+func (s *screen) end() (websocket.StatusCode, string) {
+	s.t.Helper()
+	select {
+	case <-s.done:
+	case <-time.After(patience):
+		s.t.Fatalf("the socket did not end in %v; output %q", patience, abbreviate(s.shown()))
+	}
+	var closed websocket.CloseError
+	if errors.As(s.err, &closed) {
+		return closed.Code, closed.Reason
+	}
+	return -1, s.err.Error()
+}
+
+func (s *screen) wantEnd(code websocket.StatusCode, reason string) {
+	s.t.Helper()
+	if gotCode, gotReason := s.end(); gotCode != code || gotReason != reason {
+		s.t.Errorf("socket ended with %d %q, want %d %q; output %q", gotCode, gotReason, code, reason, abbreviate(s.shown()))
+	}
+}
+
+// terminalOn creates a terminal and looks at it. Its shell says READY when it reads commands.
+func (w *wire) terminalOn(id string, pairs ...any) *screen {
+	w.t.Helper()
+	request := map[string]any{"id": id}
+	for i := 0; i+1 < len(pairs); i += 2 {
+		request[pairs[i].(string)] = pairs[i+1]
+	}
+	w.do("POST", "/process/pty", asJSON(w.t, request)).want(w.t, http.StatusCreated)
+	s := w.look(id)
+	s.send("stty -echo; echo REA''DY\n")
+	s.expect(`READY\r\n`)
+	return s
+}
+
+func (w *wire) terminal(id string) ptyInfo {
+	w.t.Helper()
+	r := w.do("GET", "/process/pty/"+id, nil)
+	r.want(w.t, http.StatusOK)
+	return decode[ptyInfo](w.t, r)
+}
+
+// alive reports whether a process runs: not gone, and not a zombie.
+func alive(pid int) bool {
+	if syscall.Kill(pid, 0) != nil {
+		return false
+	}
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return !errors.Is(err, os.ErrNotExist)
+	}
+	return !bytes.HasPrefix(stat[bytes.LastIndexByte(stat, ')')+1:], []byte(" Z"))
+}
+
+func TestTerminalRunsAnInteractiveLoginShell(t *testing.T) {
+	w := serve(t)
+	s := w.terminalOn("one")
+	s.send("echo \"[$-] [$TERM] [$PWD] [$HOME]\"; stty size; tty; test -t 0 -a -t 1 -a -t 2 && echo ALL THREE\n")
+	got := s.expect(`\[(.*)\] \[(.*)\] \[(.*)\] \[(.*)\]\r\n(.*)\r\n(.*)\r\n(.*)\r\n`)
+	if !strings.Contains(got[1], "i") {
+		t.Errorf("shell options = %q, want an interactive shell", got[1])
+	}
+	want := []string{"xterm-256color", w.home, w.home, "24 80", got[6], "ALL THREE"}
+	if diff := cmp.Diff(want, got[2:]); diff != "" {
+		t.Errorf("terminal, directories, size and streams mismatch (-want +got):\n%s", diff)
+	}
+	if !strings.HasPrefix(got[6], "/dev/") {
+		t.Errorf("tty = %q, want a device", got[6])
+	}
+	if s.largest > ptyFrame {
+		t.Errorf("a frame of %d bytes, want at most %d", s.largest, ptyFrame)
+	}
+}
+
+func TestTerminalTakesDirectoryEnvironmentAndSize(t *testing.T) {
+	w := serve(t, func(o *Options) { o.Env = map[string]string{"OF_SANDBOX": "yes"} })
+	if err := os.MkdirAll(w.at("sub"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	s := w.terminalOn("one", "cwd", "sub", "envs", map[string]string{"ADDED": "a b", "TERM": "vt100"}, "cols", 132, "rows", 50)
+	s.send("echo \"[$PWD] [$ADDED] [$TERM] [$OF_SANDBOX]\"; stty size\n")
+	got := s.expect(`\[(.*)\] \[(.*)\] \[(.*)\] \[(.*)\]\r\n(.*)\r\n`)
+	if diff := cmp.Diff([]string{w.at("sub"), "a b", "vt100", "yes", "50 132"}, got[1:]); diff != "" {
+		t.Errorf("directory, environment and size mismatch (-want +got):\n%s", diff)
+	}
+}
+
+func TestTerminalsAreDescribed(t *testing.T) {
+	w := serve(t)
+	if r := w.do("GET", "/process/pty", nil); r.body != `{"sessions":[]}` {
+		t.Errorf("list = %s, want no sessions", r.body)
+	}
+	r := w.do("POST", "/process/pty", asJSON(t, map[string]any{"id": "one", "envs": map[string]string{"A": "b"}}))
+	r.want(t, http.StatusCreated)
+	if r.body != `{"sessionId":"one"}` {
+		t.Errorf("answer = %s", r.body)
+	}
+	w.do("POST", "/process/pty", asJSON(t, map[string]any{"id": "two", "lazyStart": true, "cols": 1, "rows": 1000})).want(t, http.StatusCreated)
+
+	described := decode[map[string]any](t, w.do("GET", "/process/pty/one", nil))
+	created, err := time.Parse(time.RFC3339Nano, fmt.Sprint(described["createdAt"]))
+	if err != nil || time.Since(created) > time.Minute {
+		t.Errorf("createdAt = %v, %v", described["createdAt"], err)
+	}
+	delete(described, "createdAt")
+	want := map[string]any{
+		"id": "one", "cwd": w.home, "envs": map[string]any{"A": "b", "TERM": "xterm-256color"},
+		"cols": 80.0, "rows": 24.0, "active": true, "lazyStart": false,
+	}
+	if diff := cmp.Diff(want, described); diff != "" {
+		t.Errorf("description mismatch (-want +got):\n%s", diff)
+	}
+	if two := w.terminal("two"); two.Active || !two.LazyStart || two.Cols != 1 || two.Rows != 1000 {
+		t.Errorf("description of a lazy session = %+v", two)
+	}
+	var ids []string
+	for _, s := range decode[struct{ Sessions []ptyInfo }](t, w.do("GET", "/process/pty", nil)).Sessions {
+		ids = append(ids, s.ID)
+	}
+	slices.Sort(ids)
+	if diff := cmp.Diff([]string{"one", "two"}, ids); diff != "" {
+		t.Errorf("ids mismatch (-want +got):\n%s", diff)
+	}
+}
+
+func TestTerminalErrorsAreNamed(t *testing.T) {
+	w := serve(t)
+	w.do("POST", "/process/pty", asJSON(t, map[string]any{"id": "taken", "lazyStart": true})).want(t, http.StatusCreated)
+	tests := []struct {
+		name, method, path, body string
+		want                     int
+		message                  string
+	}{
+		{"no id", "POST", "", `{"cwd":"/"}`, 400, "session ID is required"},
+		{"bad JSON", "POST", "", `{`, 400, ""},
+		{"no body", "POST", "", ``, 400, ""},
+		{"negative size", "POST", "", `{"id":"x","cols":-1}`, 400, ""},
+		{"too many columns", "POST", "", `{"id":"x","cols":1001}`, 400, "invalid value for cols - must be less than 1000"},
+		{"too many rows", "POST", "", `{"id":"x","rows":1001}`, 400, "invalid value for rows - must be less than 1000"},
+		{"taken", "POST", "", `{"id":"taken"}`, 409, "PTY session with ID 'taken' already exists"},
+		{"missing directory", "POST", "", `{"id":"x","cwd":"/no/such/directory"}`, 500, "failed to start PTY session"},
+		{"get of nothing", "GET", "/x", "", 404, "PTY session not found"},
+		{"delete of nothing", "DELETE", "/x", "", 404, "PTY session not found"},
+		{"resize of nothing", "POST", "/x/resize", `{"cols":80,"rows":24}`, 410, "PTY session x not found"},
+		{"resize before the start", "POST", "/taken/resize", `{"cols":80,"rows":24}`, 500, "cannot resize inactive PTY session"},
+		{"resize to too many columns", "POST", "/taken/resize", `{"cols":1001,"rows":24}`, 400, "cols must be from 1 to 1000"},
+		{"resize to too many rows", "POST", "/taken/resize", `{"cols":80,"rows":1001}`, 400, "rows must be from 1 to 1000"},
+		{"resize to nothing", "POST", "/taken/resize", `{"cols":80}`, 400, "rows must be from 1 to 1000"},
+		{"resize with bad JSON", "POST", "/taken/resize", `{`, 400, ""},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			r := w.do(test.method, "/process/pty"+test.path, strings.NewReader(test.body))
+			r.want(t, test.want)
+			body := decode[map[string]string](t, r)
+			if len(body) != 1 || body["error"] == "" || test.message != "" && body["error"] != test.message {
+				t.Errorf("body = %s, want the error %q", r.body, test.message)
+			}
+		})
+	}
+	// A session that did not start has left its id free.
+	w.do("GET", "/process/pty/x", nil).want(t, http.StatusNotFound)
+}
+
+func TestTerminalTellsItsExit(t *testing.T) {
+	w := serve(t)
+	tests := []struct {
+		input  string
+		code   websocket.StatusCode
+		reason string
+	}{
+		{"exit 0", 1000, `{"exitCode":0}`},
+		{"exec true", 1000, `{"exitCode":0}`},
+		{"exit 3", 1011, `{"exitCode":3,"exitReason":"non-zero exit"}`},
+		{"exit 130", 1011, `{"exitCode":130,"exitReason":"Ctrl+C"}`},
+		{"exit 137", 1011, `{"exitCode":137,"exitReason":"SIGKILL"}`},
+		{"exit 143", 1011, `{"exitCode":143,"exitReason":"SIGTERM"}`},
+		{"exit 129", 1011, `{"exitCode":129,"exitReason":"signal 1"}`},
+		{"kill -9 $$", 1011, `{"exitCode":-1,"exitReason":"non-zero exit"}`},
+	}
+	for i, test := range tests {
+		t.Run(test.input, func(t *testing.T) {
+			w := w.in(t)
+			id := "exit" + strconv.Itoa(i)
+			s := w.terminalOn(id)
+			other := w.look(id)
+			s.send(test.input + "\n")
+			s.wantEnd(test.code, test.reason)
+			other.wantEnd(test.code, test.reason)
+			// It is gone at once, and its id is free.
+			w.do("GET", "/process/pty/"+id, nil).want(t, http.StatusNotFound)
+			w.do("DELETE", "/process/pty/"+id, nil).want(t, http.StatusNotFound)
+			w.do("POST", "/process/pty/"+id+"/resize", strings.NewReader(`{"cols":80,"rows":24}`)).want(t, http.StatusGone)
+			w.do("POST", "/process/pty", asJSON(t, map[string]any{"id": id, "lazyStart": true})).want(t, http.StatusCreated)
+		})
+	}
+}
+
+// TestTerminalExitComesAfterTheOutput has a client that is behind when the shell exits.
+func TestTerminalExitComesAfterTheOutput(t *testing.T) {
+	w := serve(t)
+	driver := w.terminalOn("one")
+	behind := w.dial("one")
+	const lines = 20000
+	// The shell waits until its terminal was read: the system itself loses what was not when a shell exits.
+	driver.send(fmt.Sprintf("i=0; while [ $i -lt %d ]; do echo $i; i=$((i+1)); done; printf 'E''ND'; read answer; exit\n", lines))
+	driver.expect("END")
+	driver.send("\n")
+	driver.wantEnd(1000, `{"exitCode":0}`)
+	var output []byte
+	for {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		kind, data, err := behind.Read(ctx)
+		cancel()
+		if err != nil {
+			if code := websocket.CloseStatus(err); code != websocket.StatusNormalClosure {
+				t.Errorf("the client that is behind ended with %v, want 1000", err)
+			}
+			break
+		}
+		if kind == websocket.MessageBinary {
+			output = append(output, data...)
+		}
+	}
+	numbers := regexp.MustCompile(`(?m)^\d+\r$`).FindAll(output, -1)
+	if len(numbers) != lines || !bytes.Contains(output, []byte(strconv.Itoa(lines-1)+"\r\nEND")) {
+		t.Errorf("the client that is behind saw %d numbers and %q last, want %d", len(numbers), output[max(0, len(output)-50):], lines)
+	}
+}
+
+func TestTerminalLosesItsTailOnDemand(t *testing.T) {
+	w := serve(t, func(o *Options) { o.Quirks.PTYTailLoss = func() bool { return true } })
+	s := w.terminalOn("one")
+	// What the client has seen is not lost any more: a shell that waits for an answer to its last line is safe.
+	s.send("echo SEE''N; read answer; exec echo LAS''T\n")
+	s.expect("SEEN\r\n")
+	s.send("yes\n")
+	s.wantEnd(1000, `{"exitCode":0}`)
+	if strings.Contains(s.shown(), "LAST") {
+		t.Errorf("the terminal lost nothing: %q", s.shown())
+	}
+}
+
+func TestDeletedTerminalDiesWithItsDescendants(t *testing.T) {
+	w := serve(t)
+	s := w.terminalOn("one")
+	s.send("sleep 1000 & sh -c 'trap \"\" HUP TERM; sleep 1001 & echo PIDS $PPID $$ $!; wait'\n")
+	var pids []int
+	for _, text := range s.expect(`PIDS (\d+) (\d+) (\d+)\r\n`)[1:] {
+		pid, err := strconv.Atoi(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pids = append(pids, pid)
+	}
+	r := w.do("DELETE", "/process/pty/one", nil)
+	r.want(t, http.StatusOK)
+	if r.body != `{"message":"PTY session deleted"}` {
+		t.Errorf("body = %s", r.body)
+	}
+	s.wantEnd(1011, `{"exitCode":137,"exitReason":"SIGKILL"}`)
+	for _, pid := range pids {
+		until(t, fmt.Sprintf("process %d is gone", pid), func() bool { return !alive(pid) })
+	}
+	w.do("DELETE", "/process/pty/one", nil).want(t, http.StatusNotFound)
+
+	w.do("POST", "/process/pty", strings.NewReader(`{"id":"lazy","lazyStart":true}`)).want(t, http.StatusCreated)
+	w.do("DELETE", "/process/pty/lazy", nil).want(t, http.StatusOK)
+	w.do("GET", "/process/pty/lazy", nil).want(t, http.StatusNotFound)
+}
+
+func TestTerminalIsSharedWithoutReplay(t *testing.T) {
+	w := serve(t)
+	first := w.terminalOn("one")
+	first.send("echo EAR''LY\n")
+	first.expect("EARLY\r\n")
+	second := w.look("one")
+	second.send("echo LA''TE\n")
+	first.expect("LATE\r\n")
+	second.expect("LATE\r\n")
+	if strings.Contains(second.shown(), "EARLY") {
+		t.Errorf("the second client saw what came before it: %q", second.shown())
+	}
+	// One that leaves does not end the session, and the others go on.
+	if err := second.conn.Close(websocket.StatusNormalClosure, ""); err != nil {
+		t.Errorf("closing the second client: %v", err)
+	}
+	first.send("echo AL''ONE\n")
+	first.expect("ALONE\r\n")
+	first.conn.CloseNow()
+	third := w.look("one")
+	third.send("echo AG''AIN\n")
+	third.expect("AGAIN\r\n")
+	if !w.terminal("one").Active {
+		t.Error("the terminal is not active any more")
+	}
+}
+
+func TestTerminalInputHasALimit(t *testing.T) {
+	w := serve(t)
+	s := w.terminalOn("one")
+	s.send(fmt.Sprintf("stty raw; echo R''AW; head -c %d | wc -c; stty cooked; echo CO''OKED\n", ptyMaxInput+5))
+	s.expect("RAW")
+	s.send(strings.Repeat("x", ptyMaxInput))
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	if err := s.conn.Write(ctx, websocket.MessageText, []byte("any f")); err != nil { // text frames are input, too
+		t.Fatal(err)
+	}
+	s.expect(strconv.Itoa(ptyMaxInput+5) + `\s`)
+	s.expect(`COOKED\r\n`)
+
+	s.send(strings.Repeat("x", ptyMaxInput+1))
+	if code, _ := s.end(); code != websocket.StatusMessageTooBig {
+		t.Errorf("close code after %d bytes in one frame = %d, want 1009", ptyMaxInput+1, code)
+	}
+	again := w.look("one")
+	again.send("echo AL''IVE\n")
+	again.expect(`ALIVE\r\n`)
+}
+
+func TestSlowTerminalClientIsCutOff(t *testing.T) {
+	w := serve(t)
+	s := w.terminalOn("one")
+	s.conn.CloseNow()
+	<-s.done
+	slow := w.dial("one")
+	driver := w.look("one")
+	driver.send("yes | head -c 14000000; touch finished; echo FIN''ISHED\n")
+	driver.conn.CloseNow() // it would have to keep up
+	until(t, "the slow client is cut off", func() bool {
+		session := w.toolbox.ptys.get("one")
+		session.mu.Lock()
+		defer session.mu.Unlock()
+		return len(session.clients) == 0
+	})
+	received := 0
+	var err error
+	for err == nil {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		var data []byte
+		_, data, err = slow.Read(ctx)
+		received += len(data)
+		cancel()
+	}
+	var closed websocket.CloseError
+	if !errors.As(err, &closed) || closed.Code != websocket.StatusPolicyViolation || closed.Reason != "slow consumer" {
+		t.Errorf("the slow client ended with %v, want 1008 slow consumer", err)
+	}
+	if received == 0 || received >= 21000000 { // each newline became two bytes
+		t.Errorf("the slow client received %d bytes, want some and not all", received)
+	}
+	until(t, "the output is over", func() bool {
+		_, err := os.Stat(w.at("finished"))
+		return err == nil
+	})
+	again := w.look("one")
+	again.send("echo AL''IVE\n")
+	again.expect(`ALIVE\r\n`)
+}
+
+func TestLazyTerminalStartsWithItsFirstClient(t *testing.T) {
+	w := serve(t)
+	for _, name := range []string{".profile", ".bash_profile", ".zprofile"} {
+		w.put(name, "echo FIRST WORD\n", 0o644)
+	}
+	w.do("POST", "/process/pty", strings.NewReader(`{"id":"lazy","lazyStart":true}`)).want(t, http.StatusCreated)
+	if w.terminal("lazy").Active {
+		t.Error("the terminal is active before anybody looks")
+	}
+	s := w.look("lazy")
+	s.expect(`^FIRST WORD\r\n`)
+	if info := w.terminal("lazy"); !info.Active || !info.LazyStart {
+		t.Errorf("description after the start = %+v", info)
+	}
+	s.send("exit 4\n")
+	s.wantEnd(1011, `{"exitCode":4,"exitReason":"non-zero exit"}`)
+	w.do("GET", "/process/pty/lazy", nil).want(t, http.StatusNotFound)
+}
+
+func TestConnectingToNothingSaysSoInAControlFrame(t *testing.T) {
+	w := serve(t)
+	w.do("POST", "/process/pty", strings.NewReader(`{"id":"lazy","lazyStart":true,"cwd":"/no/such/directory"}`)).want(t, http.StatusCreated)
+	for id, want := range map[string]string{
+		"missing": "Failed to connect to PTY session: PTY session missing not found",
+		"lazy":    "Failed to connect to PTY session: failed to start PTY session: ",
+	} {
+		t.Run(id, func(t *testing.T) {
+			conn := w.in(t).dial(id)
+			ctx, cancel := context.WithTimeout(t.Context(), patience)
+			defer cancel()
+			kind, data, err := conn.Read(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var frame struct{ Type, Status, Error string }
+			if err := json.Unmarshal(data, &frame); err != nil {
+				t.Fatalf("frame %q: %v", data, err)
+			}
+			if kind != websocket.MessageText || frame.Type != "control" || frame.Status != "error" || !strings.HasPrefix(frame.Error, want) {
+				t.Errorf("first frame = %q, want the error %q", data, want)
+			}
+			if _, _, err := conn.Read(ctx); websocket.CloseStatus(err) != -1 {
+				t.Errorf("then came %v, want no close frame", err)
+			}
+		})
+	}
+}
+
+func TestResizeReachesTheTerminal(t *testing.T) {
+	w := serve(t)
+	s := w.terminalOn("one")
+	s.send("trap 'echo WIN''CH' WINCH; echo SE''T\n")
+	s.expect("SET\r\n")
+	r := w.do("POST", "/process/pty/one/resize", strings.NewReader(`{"cols":1000,"rows":7}`))
+	r.want(t, http.StatusOK)
+	if info := decode[ptyInfo](t, r); info.Cols != 1000 || info.Rows != 7 || info.ID != "one" || !info.Active {
+		t.Errorf("answer = %+v", info)
+	}
+	s.send("\nstty size\n")
+	s.expect("WINCH\r\n")
+	s.expect("7 1000\r\n")
+	if info := w.terminal("one"); info.Cols != 1000 || info.Rows != 7 {
+		t.Errorf("description = %+v", info)
+	}
+}
+
+func TestManyTerminalsRunSideBySide(t *testing.T) {
+	w := serve(t)
+	var screens []*screen
+	for i := range 8 {
+		screens = append(screens, w.terminalOn("t"+strconv.Itoa(i)))
+	}
+	var wg sync.WaitGroup
+	for i, s := range screens {
+		wg.Go(func() {
+			for j := range 20 {
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				if err := s.conn.Write(ctx, websocket.MessageBinary, fmt.Appendf(nil, "echo \"<%d-%d>\"\n", i, j)); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for i, s := range screens {
+		s.expect(fmt.Sprintf("<%d-19>\r\n", i))
+		found := regexp.MustCompile(`<\d+-\d+>`).FindAllString(s.shown(), -1)
+		for j := range 20 {
+			if want := fmt.Sprintf("<%d-%d>", i, j); j >= len(found) || found[j] != want {
+				t.Fatalf("terminal %d shows %q, want %s at place %d", i, found, want, j)
+			}
+		}
+	}
+}
+
+func TestClosingTheToolboxDropsItsTerminals(t *testing.T) {
+	w := serve(t)
+	s := w.terminalOn("one")
+	s.send("sleep 1000 & echo PIDS $$ $!\n")
+	pids := s.expect(`PIDS (\d+) (\d+)\r\n`)[1:]
+	w.do("POST", "/process/pty", strings.NewReader(`{"id":"lazy","lazyStart":true}`)).want(t, http.StatusCreated)
+	unstarted := w.dial("one")
+	w.toolbox.Close()
+	if code, reason := s.end(); code != -1 {
+		t.Errorf("the socket ended with %d %q, want no close frame", code, reason)
+	}
+	unstarted.CloseNow()
+	for _, text := range pids {
+		pid, _ := strconv.Atoi(text)
+		until(t, "process "+text+" is gone", func() bool { return !alive(pid) })
+	}
+}
