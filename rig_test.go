@@ -1,0 +1,201 @@
+package leasehold
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"go.uber.org/goleak"
+
+	"github.com/leasehold-go/leasehold/internal/emulator"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// rig is a provider and the emulator it works on.
+type rig struct {
+	*provider
+	server *emulator.Server
+}
+
+// newRig starts both; they end with the test.
+func newRig(t *testing.T, cfg Config, options emulator.Options) *rig {
+	t.Helper()
+	server, err := emulator.Start(options)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &rig{provider: rigProvider(t, server, cfg), server: server}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		if err := r.Close(ctx); err != nil {
+			t.Errorf("Close() = %v", err)
+		}
+		if err := server.Close(); err != nil {
+			t.Errorf("closing the emulator: %v", err)
+		}
+	})
+	return r
+}
+
+func rigProvider(t *testing.T, server *emulator.Server, cfg Config) *provider {
+	t.Helper()
+	if cfg.APIKey == "" {
+		cfg.APIKey = server.APIKey()
+	}
+	cfg.APIURL = server.URL()
+	if cfg.Transport == nil {
+		cfg.Transport = server.Transport()
+	}
+	p, err := newProvider(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// acquired returns a lease, with an empty request log and no faults.
+func (r *rig) acquired(t *testing.T) *Lease {
+	t.Helper()
+	l, err := r.Acquire(t.Context(), request())
+	if err != nil {
+		t.Fatalf("Acquire() = %v", err)
+	}
+	r.server.ResetRequests()
+	return l
+}
+
+func request() AcquireRequest {
+	return AcquireRequest{Scope: Scope{Tenant: "acme", Environment: "test", Run: "run-1"}}
+}
+
+// requests returns the log as "METHOD path status", with ids, names and session parts replaced by *.
+func (r *rig) requests() []string {
+	var lines []string
+	for _, q := range r.server.Requests() {
+		segments := strings.Split(q.Path, "/")
+		for i := range segments {
+			if i > 0 && (segments[i-1] == "sandbox" || segments[i-1] == "toolbox" || segments[i-1] == "session" || segments[i-1] == "command" || segments[i-1] == "autodelete") {
+				segments[i] = "*"
+			}
+		}
+		lines = append(lines, q.Method+" "+strings.Join(segments, "/"))
+	}
+	return lines
+}
+
+// count returns how many requests there were of each kind.
+func (r *rig) count() map[string]int {
+	counts := make(map[string]int)
+	for _, line := range r.requests() {
+		counts[line]++
+	}
+	return counts
+}
+
+// wantRequests compares the log with what is wanted, in any order.
+func (r *rig) wantRequests(t *testing.T, want ...string) {
+	t.Helper()
+	got := r.requests()
+	slices.Sort(got)
+	slices.Sort(want)
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("requests mismatch (-want +got):\n%s", diff)
+	}
+}
+
+// wantSteps compares the log with what is wanted, in order. Reads in a row count as one: how many it takes until the
+// provider is done with a change is the provider's.
+func (r *rig) wantSteps(t *testing.T, want ...string) {
+	t.Helper()
+	if diff := cmp.Diff(want, slices.Compact(r.requests())); diff != "" {
+		t.Errorf("requests mismatch (-want +got):\n%s", diff)
+	}
+}
+
+// wantNothingDone fails the test if anything was deleted, stopped or started.
+func (r *rig) wantNothingDone(t *testing.T) {
+	t.Helper()
+	for line := range maps.Keys(r.count()) {
+		if !strings.HasPrefix(line, "GET ") {
+			t.Errorf("a foreign sandbox was touched: %s", line)
+		}
+	}
+}
+
+// wantSandboxes fails the test unless that many sandboxes are left.
+func (r *rig) wantSandboxes(t *testing.T, want int) {
+	t.Helper()
+	for _, id := range r.server.Sandboxes() {
+		r.server.Sandbox(id).Settle(5 * time.Second) // an errored one is gone for the API before it is for the runner
+	}
+	if got := r.server.Sandboxes(); len(got) != want {
+		t.Errorf("%d sandboxes are left, want %d: %v", len(got), want, got)
+	}
+}
+
+// wantHits fails the test unless every fault of the plan was hit.
+func (r *rig) wantHits(t *testing.T) {
+	t.Helper()
+	for _, f := range r.server.Faults() {
+		if f.Hits == 0 {
+			t.Errorf("fault %s on %s %s never hit: the test proves nothing", f.Action, f.Method, f.Path)
+		}
+	}
+}
+
+// wantError fails the test unless err is an *Error of that kind, and returns it.
+func wantError(t *testing.T, err error, kind Kind) *Error {
+	t.Helper()
+	var e *Error
+	if !errors.As(err, &e) || e.Kind != kind {
+		t.Fatalf("error = %v (%+v), want kind %q", err, e, kind)
+	}
+	if !errors.Is(err, sentinels[kind]) {
+		t.Errorf("errors.Is(%v, sentinel of %q) is false", err, kind)
+	}
+	return e
+}
+
+// settle takes an envelope through JSON, Inspect, JSON and Cleanup, as a host that keeps it would.
+func (r *rig) settle(t *testing.T, envelope *CleanupEnvelope) Receipt {
+	t.Helper()
+	stored := func(e CleanupEnvelope) CleanupEnvelope {
+		data, err := json.Marshal(e)
+		if err != nil {
+			t.Fatal(err)
+		}
+		e, err = ParseCleanupEnvelope(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	observed, err := r.Inspect(t.Context(), stored(*envelope))
+	if err != nil {
+		t.Fatalf("Inspect() = %v", err)
+	}
+	receipt, err := r.Cleanup(t.Context(), stored(observed))
+	if err != nil {
+		t.Fatalf("Cleanup() = %v", err)
+	}
+	return receipt
+}
+
+// structured is a body in the API's own shape.
+func structured(status int, message string) string {
+	data, err := json.Marshal(map[string]any{
+		"path": "/api/sandbox", "timestamp": "2026-01-01T00:00:00.000Z", "statusCode": status, "error": "Error", "message": message,
+	})
+	if err != nil {
+		panic(err)
+	}
+	return string(data)
+}
