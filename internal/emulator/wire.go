@@ -124,7 +124,7 @@ type listItem struct {
 	CreatedAt      string            `json:"createdAt"`
 	UpdatedAt      string            `json:"updatedAt"`
 	LastActivityAt string            `json:"lastActivityAt,omitempty"`
-	Class          string            `json:"class"`
+	Class          string            `json:"sandboxClass"`
 	DaemonVersion  string            `json:"daemonVersion,omitempty"`
 	RunnerID       string            `json:"runnerId,omitempty"`
 	ToolboxURL     string            `json:"toolboxProxyUrl"`
@@ -154,17 +154,6 @@ type buildInfo struct {
 	SnapshotRef string `json:"snapshotRef"`
 }
 
-// classOf is the API's size class of a number of cores.
-func classOf(cpu int) string {
-	switch {
-	case cpu <= 1:
-		return "small"
-	case cpu <= 2:
-		return "medium"
-	}
-	return "large"
-}
-
 // dto renders a record at a given clock skew.
 func (s *Server) dto(r *record, skew time.Duration) sandboxDTO {
 	at := func(t time.Time) string {
@@ -181,7 +170,7 @@ func (s *Server) dto(r *record, skew time.Duration) sandboxDTO {
 			State: r.shown(), DesiredState: r.Desired, Recoverable: r.Recoverable, BackupState: "None",
 			AutoStop: r.AutoStop, AutoArchive: r.AutoArchive, AutoDelete: r.AutoDelete,
 			CreatedAt: at(r.CreatedAt), UpdatedAt: at(r.UpdatedAt), LastActivityAt: at(r.ActiveAt),
-			Class: classOf(r.CPU), ToolboxURL: s.root + "/toolbox", ErrorReason: r.ErrorReason,
+			Class: "container", ToolboxURL: s.root + "/toolbox", ErrorReason: r.ErrorReason,
 		},
 		Env: r.Env, BlockAll: r.BlockAll, Volumes: []any{},
 	}
