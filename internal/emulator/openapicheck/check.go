@@ -79,7 +79,7 @@ func (d *Document) Check(e *Exchange, escaped string) Result {
 type check struct {
 	document  *Document
 	e         *Exchange
-	path      path
+	path      route
 	operation *openapi3.Operation
 	values    map[string]string // of the path's variables
 	findings  []Finding
@@ -132,8 +132,10 @@ func (c *check) credential() {
 
 func (c *check) request() {
 	switch body := c.operation.RequestBody; {
-	case !c.e.Whole && c.e.Status < 300 && !c.e.Socket:
-		c.add(RequestBody, "", "the server answered before it had read the body")
+	case !c.e.Whole && (c.e.Status >= 300 || c.e.Socket):
+		// The server did not look at it.
+	case !c.e.Whole:
+		c.add(RequestBody, "", "the server accepted the request before it had read the body")
 	case body == nil && len(c.e.Body) > 0:
 		c.add(RequestBody, "", "a body where none is documented")
 	case body == nil:

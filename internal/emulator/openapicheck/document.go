@@ -16,11 +16,11 @@ import (
 // Document is an OpenAPI 3.0 document, read strictly: an object has the properties that its schema names, and no others.
 type Document struct {
 	doc   *openapi3.T
-	paths []path
+	paths []route
 }
 
-// path is a path template.
-type path struct {
+// route is a path template with its operations.
+type route struct {
 	template string
 	segments []string
 	item     *openapi3.PathItem
@@ -34,10 +34,10 @@ func Load(data []byte) (*Document, error) {
 	}
 	d := &Document{doc: doc}
 	for template, item := range doc.Paths.Map() {
-		d.paths = append(d.paths, path{template, strings.Split(template, "/"), item})
+		d.paths = append(d.paths, route{template, strings.Split(template, "/"), item})
 	}
 	// A literal segment comes before a variable one, as the specification demands.
-	slices.SortFunc(d.paths, func(a, b path) int { return slices.CompareFunc(a.segments, b.segments, literalFirst) })
+	slices.SortFunc(d.paths, func(a, b route) int { return slices.CompareFunc(a.segments, b.segments, literalFirst) })
 	if err := d.close(); err != nil {
 		return nil, fmt.Errorf("openapicheck: %w", err)
 	}
@@ -74,7 +74,7 @@ func (d *Document) Operations() []string {
 
 // find returns the operation of an escaped path below the document's root, with the values of its variables; nil if
 // there is none.
-func (d *Document) find(method, escaped string) (*openapi3.Operation, path, map[string]string) {
+func (d *Document) find(method, escaped string) (*openapi3.Operation, route, map[string]string) {
 	have := strings.Split(escaped, "/")
 	for _, p := range d.paths {
 		operation := p.item.GetOperation(method)
@@ -82,7 +82,7 @@ func (d *Document) find(method, escaped string) (*openapi3.Operation, path, map[
 			return operation, p, values
 		}
 	}
-	return nil, path{}, nil
+	return nil, route{}, nil
 }
 
 // match compares the segments of a template with those of an escaped path. A variable stands for one segment.

@@ -1,0 +1,160 @@
+package openapicheck
+
+import (
+	"bufio"
+	"io"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/leasehold-go/leasehold/internal/daytona"
+	"github.com/leasehold-go/leasehold/internal/emulator"
+)
+
+// driveClient makes every request that this project's own client can make.
+func driveClient(t *testing.T, server *emulator.Server) {
+	ctx, c := deadline(t), client(t, server)
+	minutes := func(n int) *int { return &n }
+	sb := started(t, server, c, daytona.CreateRequest{
+		Name: "client", Snapshot: emulator.DefaultSnapshot, Language: "python", Target: "us", User: "daytona",
+		Labels: map[string]string{"made-by": "client"}, Env: map[string]string{"COLOUR": "green"},
+		AutoStop: minutes(0), AutoArchive: minutes(0), AutoDelete: minutes(-1), TTL: 60,
+	})
+	started(t, server, c, daytona.CreateRequest{
+		Name: "client-image", Image: "debian:13", Resources: daytona.Resources{CPU: 1, Memory: 2, Disk: 3},
+	})
+	got, err := c.Get(ctx, "client")
+	ok(t, "get", err)
+	if got.AutoDestroyAt.IsZero() {
+		t.Error("get: no time of destruction, want one after an hour")
+	}
+	list, _, err := c.List(ctx, map[string]string{"made-by": "client"}, 1)
+	ok(t, "list", err)
+	if len(list) != 1 {
+		t.Errorf("list: %d sandboxes, want 1", len(list))
+	}
+	ok(t, "labels", c.SetLabels(ctx, sb.ID, map[string]string{"made-by": "client", "more": "yes"}))
+	ok(t, "auto-delete", c.SetAutoDelete(ctx, sb.ID, 5))
+	ok(t, "touch", c.Touch(ctx, sb.ID))
+	_, _, err = c.PreviewURL(ctx, sb.ID, 8080)
+	ok(t, "preview", err)
+
+	box := c.Toolbox(got)
+	_, err = box.Version(ctx)
+	ok(t, "version", err)
+	_, err = box.WorkDir(ctx)
+	ok(t, "working directory", err)
+	home, err := box.HomeDir(ctx)
+	ok(t, "home directory", err)
+	driveClientCommands(t, box)
+	driveClientFiles(t, box, home+"/client")
+	driveClientTerminal(t, box)
+
+	settle := func() { server.Sandbox(sb.ID).Settle(10 * time.Second) }
+	ok(t, "stop", c.Stop(ctx, sb.ID))
+	settle()
+	ok(t, "archive", c.Archive(ctx, sb.ID))
+	settle()
+	ok(t, "start from the archive", c.Start(ctx, sb.ID))
+	settle()
+	server.Sandbox(sb.ID).Force(emulator.StateError, "timeout while starting", true)
+	ok(t, "recover", c.Recover(ctx, sb.ID))
+	settle()
+}
+
+func driveClientCommands(t *testing.T, box *daytona.Toolbox) {
+	ctx := deadline(t)
+	result, err := box.Execute(ctx, "echo executed", 10*time.Second)
+	ok(t, "execute", err)
+	if result.Output != "executed\n" || result.ExitCode != 0 {
+		t.Errorf("execute: %+v, want exit code 0 and %q", result, "executed\n")
+	}
+	const session = "client/session"
+	ok(t, "session", box.CreateSession(ctx, session))
+	id, err := box.StartCommand(ctx, session, `sh -c 'echo ready; read line; echo "got $line"; exit 4'`)
+	ok(t, "command", err)
+	follow, err := box.Follow(ctx, session, id)
+	ok(t, "follow", err)
+	defer follow.Close()
+	output := bufio.NewReader(follow)
+	_, err = output.ReadString('\n') // before it runs it takes no input
+	ok(t, "first line", err)
+	ok(t, "input", box.SendInput(ctx, session, id, "word"))
+	// Ends once the exit code was recorded.
+	followed, err := io.ReadAll(output)
+	ok(t, "follow to the end", err)
+	if !strings.Contains(string(followed), "got word\n") {
+		t.Errorf("follow: %q, want it to contain %q", followed, "got word\n")
+	}
+	command, err := box.Command(ctx, session, id)
+	ok(t, "status", err)
+	if command.ExitCode == nil || *command.ExitCode != 4 {
+		t.Errorf("status: %+v, want exit code 4", command)
+	}
+	logs, err := box.Logs(ctx, session, id)
+	ok(t, "logs", err)
+	_, err = io.Copy(io.Discard, logs)
+	ok(t, "logs to the end", err)
+	logs.Close()
+	_, err = box.SessionCommands(ctx, session)
+	ok(t, "commands of the session", err)
+	ok(t, "delete session", box.DeleteSession(ctx, session))
+}
+
+func driveClientFiles(t *testing.T, box *daytona.Toolbox, dir string) {
+	ctx := deadline(t)
+	ok(t, "folder", box.MakeDir(ctx, dir, 0o750))
+	ok(t, "upload", box.Upload(ctx,
+		daytona.File{Path: dir + "/text", Content: strings.NewReader("some text")},
+		daytona.File{Path: dir + "/empty", Content: strings.NewReader("")},
+	))
+	for offset, want := range map[int64]string{0: "some text", 5: "text", 9: ""} {
+		download, err := box.Download(ctx, dir+"/text", offset)
+		ok(t, "download", err)
+		content, err := io.ReadAll(download)
+		ok(t, "download to the end", err)
+		if string(content) != want {
+			t.Errorf("download from %d: %q, want %q", offset, content, want)
+		}
+		download.Close()
+	}
+	empty, err := box.Download(ctx, dir+"/empty", 0)
+	ok(t, "download of an empty file", err)
+	empty.Close()
+	content, err := box.ReadFile(ctx, dir+"/text", 100)
+	ok(t, "read", err)
+	if string(content) != "some text" {
+		t.Errorf("read: %q", content)
+	}
+	if _, err := box.ReadFile(ctx, dir+"/missing", 100); err == nil {
+		t.Error("read of a missing file: no error")
+	}
+	_, err = box.Stat(ctx, dir)
+	ok(t, "stat", err)
+	ok(t, "permissions", box.Chmod(ctx, dir+"/text", 0o600))
+	ok(t, "move", box.Move(ctx, dir+"/text", dir+"/moved"))
+	ok(t, "remove", box.Remove(ctx, dir+"/moved", false))
+	ok(t, "remove all", box.Remove(ctx, dir, true))
+}
+
+func driveClientTerminal(t *testing.T, box *daytona.Toolbox) {
+	ctx := deadline(t)
+	for _, id := range []string{"exits", "deleted"} {
+		ok(t, "terminal", box.CreatePTY(ctx, daytona.PTYRequest{ID: id, Dir: "/", Env: map[string]string{"COLOUR": "red"}, Cols: 90, Rows: 30}))
+		ok(t, "resize", box.ResizePTY(ctx, id, 100, 40))
+		terminal, err := box.ConnectPTY(ctx, id)
+		ok(t, "connect", err)
+		if id == "exits" {
+			_, err = io.WriteString(terminal, "exit 5\n")
+			ok(t, "input", err)
+		} else {
+			ok(t, "delete terminal", box.DeletePTY(ctx, id))
+		}
+		_, err = io.Copy(io.Discard, terminal)
+		ok(t, "terminal to its end", err)
+		if _, exited := terminal.Exit(); !exited {
+			t.Errorf("terminal %q: no exit", id)
+		}
+		terminal.Close()
+	}
+}
