@@ -105,13 +105,15 @@ type File struct {
 // if the daemon confirmed every byte of every file. It is not atomic: on any error, each of the files may be there,
 // whole or truncated. A failing reader is reported with ReasonSource.
 //
-// The readers are used from another goroutine. No read begins after Upload returned, but when the context ended during
-// one, that one may still return later.
+// The readers are used from another goroutine. When Upload fails, or its context ends, it does not wait for a read that
+// is in progress: that one may still return later, and is the last.
 func (t *Toolbox) Upload(ctx context.Context, files ...File) error {
 	return t.do(ctx, OpUpload, func(ctx context.Context) error {
 		body := newUpload(files, ctx.Value(callKey{}).(*call))
 		defer body.Close()
-		header := http.Header{"Content-Type": {body.form.FormDataContentType()}, "Accept": {"application/json"}}
+		// A transport waits for its reading of the body, even after the context ended.
+		defer context.AfterFunc(ctx, func() { body.Close() })()
+		header := http.Header{"Content-Type": {body.kind}, "Accept": {"application/json"}}
 		resp, err := t.send(ctx, http.MethodPost, t.url(nil, "files", "bulk-upload"), header, body)
 		if err != nil {
 			return err

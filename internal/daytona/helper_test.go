@@ -137,3 +137,31 @@ const (
 	apiNotFound    = `{"path":"/api/sandbox/x","timestamp":"2026-01-01T00:00:00Z","statusCode":404,"error":"Not Found","message":"Sandbox with ID or name x not found"}`
 	daemonNotFound = `{"statusCode":404,"message":"not found: session not found","code":"NOT_FOUND","timestamp":"2026-01-01T00:00:00Z","path":"/process/session/s","method":"GET"}`
 )
+
+// needProcesses skips a test where the emulator cannot run anything.
+func needProcesses(t *testing.T) {
+	t.Helper()
+	if processesWork {
+		return
+	}
+	const reason = "sandboxes need the processes of a Unix system"
+	if os.Getenv("LEASEHOLD_REQUIRE_ALL") == "1" {
+		t.Fatal(reason)
+	}
+	t.Skip(reason)
+}
+
+// eventually asks again until the answer is yes.
+func eventually(t *testing.T, yes func() bool) {
+	t.Helper()
+	ctx := within(t, 20*time.Second)
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !yes() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatal("it never became so")
+		}
+	}
+}
