@@ -59,7 +59,8 @@ type Config struct {
 	// Timeout is the one budget of an acquisition (creation, set-up and compensating deletion), and of each resume,
 	// release, destroy and probe. Zero: [DefaultTimeout]. At most 24 hours.
 	Timeout time.Duration
-	// CallTimeout bounds each single read of the provider, and each short command of the library's own in a sandbox.
+	// CallTimeout bounds each single read of the provider, and each short command of the library's own in a sandbox. A
+	// provider that gives no useful answer for that long is taken to be down, and the operation fails.
 	// Zero: [DefaultCallTimeout]. At most 24 hours.
 	CallTimeout time.Duration
 

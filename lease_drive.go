@@ -203,19 +203,25 @@ func (p *provider) absent(ctx context.Context, op string, t target) error {
 
 // drive brings the target to the goal and returns the fresh read that shows it there. Each round reads the sandbox,
 // verifies that it is ours, and takes the one step that its state asks for; an answer to that step is never taken for
-// the fact. It ends with [KindGone] when the sandbox is proved lost, and with [KindTimeout] when ctx ends first.
+// the fact. It ends with [KindGone] when the sandbox is proved lost, with [KindTimeout] when ctx ends first, and with the
+// last error when the provider gave no useful answer for Config.CallTimeout: that is an outage, which the caller had
+// better know of.
 func (p *provider) drive(ctx context.Context, op string, t target, g goal) (*daytona.Sandbox, error) {
 	var (
 		pause    backoff
 		refusals int
 		losses   int // consecutive reads that said the container is lost
 		last     *daytona.Sandbox
+		heard    = time.Now() // when the provider was last known to answer
 	)
 	for {
 		sb, err := p.read(ctx, op, t)
 		if err != nil {
 			mapped := failed(op, err)
-			if !mapped.Retryable {
+			if mapped.Kind == KindRateLimited {
+				heard = time.Now()
+			}
+			if !mapped.Retryable || time.Since(heard) >= p.cfg.CallTimeout {
 				return nil, outOfTime(ctx, mapped, last)
 			}
 			if pause.wait(ctx, mapped.RetryAfter) != nil {
@@ -223,7 +229,7 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (*day
 			}
 			continue
 		}
-		last = sb
+		last, heard = sb, time.Now()
 		if g == goalStarted && sb.ContainerLost() {
 			if losses++; losses > 1 {
 				return nil, &Error{Op: op, Kind: KindGone, Reason: ReasonContainerLost, Sandbox: t.label(), Dispatched: DispatchedYes, Message: "the provider lost the sandbox's container"}
