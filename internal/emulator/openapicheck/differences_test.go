@@ -78,7 +78,7 @@ var differences = []difference{
 	{document: control, operations: []string{"GET /sandbox/{sandboxIdOrName}/build-logs"}, status: 200, kind: ResponseBody,
 		instead: plainText, source: clients, why: "the document declares no body; the SDK reads lines of text"},
 	{document: control, operations: []string{"GET /health"}, status: 200, kind: ResponseBody,
-		instead: object("status", "version"), source: read, why: "the document declares no body"},
+		instead: object("status", "version"), source: chosen, why: "the document declares no body"},
 
 	// The control plane: refusals. The document declares none for any operation.
 	{document: control, status: 401, kind: Status, instead: apiError, source: measured, why: "no key, or a wrong one", operations: []string{
@@ -138,8 +138,8 @@ var differences = []difference{
 	// The toolbox: what it serves beyond the document.
 	{document: toolbox, operations: []string{"GET /project-dir"}, status: 200, kind: Operation, instead: object("dir"), source: measured,
 		why: "the older name of /work-dir still answers"},
-	{document: toolbox, operations: []string{"GET /nothing"}, status: 404, kind: Operation, source: measured,
-		why: "an unknown path"},
+	{document: toolbox, operations: []string{"GET /nothing"}, status: 404, kind: Operation, instead: plainText, source: read,
+		why: "an unknown path is refused in the words of the daemon's router"},
 	{document: toolbox, operations: []string{"GET /process/session/{sessionId}/command/{commandId}/logs"}, status: 101, kind: Status, source: measured,
 		why: "the document mentions the WebSocket in words, but not its status"},
 

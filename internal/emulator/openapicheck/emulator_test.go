@@ -4,14 +4,11 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"maps"
 	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -132,86 +129,11 @@ func TestEmulatorSpeaksAsTheDocumentsSay(t *testing.T) {
 	if t.Failed() {
 		t.Fatal("the exchanges are not judged, because not all of them happened")
 	}
-	judge(t, documents, recorder.Exchanges())
-}
-
-// judge holds exchanges against the documents and the known differences, and reports how many there were.
-func judge(t *testing.T, documents map[string]*Document, exchanges []*Exchange) {
-	t.Helper()
-	counts := map[string]map[string]map[int]int{control: {}, toolbox: {}} // document, operation, status
-	table := newKnown(differences)
-	previews := 0
-	for _, e := range exchanges {
-		name, path := locate(e)
-		switch {
-		case e.Aborted:
-			t.Errorf("%s %s: the server dropped the connection", e.Method, e.URL.Path)
-			continue
-		case name == "":
-			previews++
-			continue
-		}
-		result := documents[name].Check(e, path)
-		for _, finding := range result.Findings {
-			if err := table.explain(name, finding, e); err != nil {
-				t.Errorf("%v\n\trequest: %s\n\treply:   %s", err, short(e.Body), short(e.ReplyBody))
-			}
-			if finding.Kind == Operation {
-				result.Path = table.template(name, e.Method, result.Path)
-			}
-		}
-		operation := e.Method + " " + result.Path
-		if counts[name][operation] == nil {
-			counts[name][operation] = map[int]int{}
-		}
-		counts[name][operation][e.Status]++
+	problems, report := judge(documents, differences, required, recorder.Exchanges())
+	for _, problem := range problems {
+		t.Error(problem)
 	}
-	for _, unused := range table.unused() {
-		t.Errorf("known difference that did not occur: %s", unused)
-	}
-	for name, operations := range required {
-		for _, operation := range operations {
-			if len(counts[name][operation]) == 0 {
-				t.Errorf("%s: %s was not exercised", filepath.Base(name), operation)
-			}
-		}
-	}
-	if previews == 0 {
-		t.Error("the preview proxy was not exercised")
-	}
-	t.Logf("validated exchanges per operation and status (and %d of the preview proxy, which no document describes):\n%s", previews, report(counts))
-}
-
-// locate tells which document describes an exchange, and its path below that document's root. No document describes
-// the preview proxy.
-func locate(e *Exchange) (document, path string) {
-	switch escaped := e.URL.EscapedPath(); {
-	case strings.HasPrefix(escaped, "/api/"):
-		return control, strings.TrimPrefix(escaped, "/api")
-	case strings.HasPrefix(escaped, "/toolbox/"):
-		_, path, _ := strings.Cut(strings.TrimPrefix(escaped, "/toolbox/"), "/")
-		return toolbox, "/" + path
-	default:
-		return "", ""
-	}
-}
-
-func report(counts map[string]map[string]map[int]int) string {
-	var b strings.Builder
-	for _, name := range slices.Sorted(maps.Keys(counts)) {
-		fmt.Fprintf(&b, "%s\n", filepath.Base(name))
-		for _, operation := range slices.Sorted(maps.Keys(counts[name])) {
-			total := 0
-			var each []string
-			for _, status := range slices.Sorted(maps.Keys(counts[name][operation])) {
-				n := counts[name][operation][status]
-				total += n
-				each = append(each, fmt.Sprintf("%d x%d", status, n))
-			}
-			fmt.Fprintf(&b, "  %4d  %-80s %s\n", total, operation, strings.Join(each, ", "))
-		}
-	}
-	return b.String()
+	t.Log(report)
 }
 
 // document loads the document of a client module, from where the go tool has put the module.

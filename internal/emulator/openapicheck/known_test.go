@@ -27,6 +27,7 @@ const (
 	read     = "read in the source of the API or the daemon, v0.190.0"
 	v190     = "the OpenAPI document of api-client-go v0.190.0"
 	v205     = "the OpenAPI document of v0.205"
+	chosen   = "nobody: chosen, because the real reply is not known"
 	clients  = "the source of sdk-go v0.170.0 and of its generated clients"
 )
 
@@ -202,5 +203,13 @@ func TestKnownDifferencesApplyOnlyToWhatTheyName(t *testing.T) {
 	}
 	if got := k.unused(); len(got) != 1 || !strings.HasPrefix(got[0], "GET /b ") {
 		t.Errorf("unused %q, want GET /b alone", got)
+	}
+}
+
+func TestKnownDifferencesSayWhyAndWhoSaysSo(t *testing.T) {
+	for i, d := range differences {
+		if d.document == "" || d.kind == "" || d.why == "" || d.source == "" {
+			t.Errorf("difference %d (%s %v, %d) lacks a document, kind, reason or source", i, d.kind, d.operations, d.status)
+		}
 	}
 }
