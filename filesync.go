@@ -75,7 +75,8 @@ func (m *meter) done(s Progress) {
 
 // Timings of the removal of scratch files. It runs after a failure too, on a context of its own.
 const (
-	scratchCleanupTimeout = 15 * time.Second
+	scratchCleanupTimeout  = 15 * time.Second
+	scratchCleanupAttempts = 4
 	// A request that was cut off may be handled after the cleanup looked: it looks again.
 	scratchSecondLook = 1
 )
@@ -117,10 +118,16 @@ func (t *transfer) removeScratch(ctx context.Context, scratch string) {
 		defer t.done()
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), scratchCleanupTimeout)
 		defer cancel()
-		result, err := t.box.Execute(ctx, archive.RemoteCleanup(scratch, again), 0)
-		if err == nil {
-			if reply, ok := archive.ParseReply(result.Output, scratch); ok && reply.Word == archive.WordOK {
-				return
+		var pause backoff
+		for range scratchCleanupAttempts {
+			result, err := t.box.Execute(ctx, archive.RemoteCleanup(scratch, again), 0)
+			if err == nil {
+				if reply, ok := archive.ParseReply(result.Output, scratch); ok && reply.Word == archive.WordOK {
+					return
+				}
+			}
+			if e := failed(t.op, err); e != nil && !e.Retryable || pause.wait(ctx, 0) != nil {
+				break // a sandbox that is gone has no scratch files either
 			}
 		}
 		t.l.p.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "leasehold: scratch files of a transfer may be left in the sandbox",

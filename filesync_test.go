@@ -372,7 +372,8 @@ func TestF2TransfersRideOutOneFault(t *testing.T) {
 		"script reply truncated":  {emulator.Fault{Path: executePath, Action: emulator.TruncateBody, Bytes: 10}, false},
 		"archive reply lost":      {emulator.Fault{Path: executePath, Action: emulator.DropAfter}, true},
 		"archive made twice":      {emulator.Fault{Path: executePath, Action: emulator.Duplicate}, true},
-		"cleanup lost":            {emulator.Fault{Path: executePath, Nth: 2, Action: emulator.DropAfter}, true},
+		"cleanup refused":         {emulator.Fault{Path: executePath, Nth: 2, Action: emulator.DropBefore, Count: 2}, true},
+		"cleanup reply lost":      {emulator.Fault{Path: executePath, Nth: 2, Action: emulator.DropAfter}, true},
 		"download refused":        {emulator.Fault{Path: downloadPath, Action: emulator.DropBefore}, true},
 		"download 503":            {emulator.Fault{Path: downloadPath, Action: emulator.StatusBefore, Status: 503}, true},
 		"download 429":            {emulator.Fault{Path: downloadPath, Action: emulator.StatusBefore, Status: 429}, true},
@@ -476,11 +477,19 @@ func TestF3CancelledTransfersReturnAtOnceAndLeaveNothing(t *testing.T) {
 			cause := errors.New("the user left")
 			ctx, cancel := context.WithCancelCause(t.Context())
 			defer cancel(nil)
+			var at time.Time
 			stop := func(p Progress) {
-				if p.Bytes > 1<<20 {
+				if p.Bytes > 1<<20 && at.IsZero() {
+					at = time.Now()
 					cancel(cause)
 				}
 			}
+			// The removal of the scratch files is slow: the caller does not wait for it.
+			slow := emulator.Fault{Path: executePath, Delay: 3 * time.Second}
+			if isExport {
+				slow.Nth = 2
+			}
+			r.server.SetFaults(slow)
 			var err error
 			if isExport {
 				writeFiles(t, host, map[string]string{"dest/earlier": "kept"})
@@ -497,11 +506,15 @@ func TestF3CancelledTransfersReturnAtOnceAndLeaveNothing(t *testing.T) {
 					t.Errorf("workspace mismatch (-want +got):\n%s", diff)
 				}
 			}
+			if late := time.Since(at); late > 2*time.Second {
+				t.Errorf("returned %v after the context ended", late)
+			}
 			wantError(t, err, KindCanceled)
 			if !errors.Is(err, cause) {
 				t.Errorf("%v does not hold the context's cause", err)
 			}
 			wantNoScratch(t, l)
+			r.wantHits(t)
 		})
 	}
 }
