@@ -171,7 +171,7 @@ func driveRefusals(t *testing.T, server *emulator.Server) {
 		api.call(400, "PUT /sandbox/refused/labels", `{`)
 	})
 	t.Run("state change", func(t *testing.T) {
-		server.SetFaults(emulator.Fault{Method: "POST", Path: "/api/sandbox/*/stop", Action: emulator.StallChange, Delay: 200 * time.Millisecond})
+		server.SetFaults(emulator.Fault{Method: "POST", Path: "/api/sandbox/*/stop", Action: emulator.StallChange, Delay: 2 * time.Second})
 		api.call(200, "POST /sandbox/refused/stop", "")
 		api.call(200, "GET /sandbox/refused", "")
 		for _, line := range []string{"POST /sandbox/refused/stop", "POST /sandbox/refused/start", "DELETE /sandbox/refused"} {
