@@ -151,13 +151,14 @@ func TestUploadReturnsWhileAReaderBlocks(t *testing.T) {
 		close(arrived)
 		io.Copy(io.Discard, r.Body)
 	})
-	release, read := make(chan struct{}), make(chan struct{})
+	reading, release, read := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	reads := 0
 	content := readFunc(func(p []byte) (int, error) {
 		switch reads++; reads {
 		case 1, 2:
 			return len(p), nil
 		case 3:
+			close(reading)
 			<-release
 			close(read)
 			return len(p), nil
@@ -169,6 +170,7 @@ func TestUploadReturnsWhileAReaderBlocks(t *testing.T) {
 	defer cancel()
 	go func() {
 		<-arrived
+		<-reading
 		cancel()
 	}()
 	if e := failure(t, f.toolbox(t).Upload(ctx, File{"/a", content})); e.Reason != ReasonCanceled || e.Dispatch != DispatchUnknown {
