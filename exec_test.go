@@ -348,3 +348,56 @@ func TestE1WithoutAnyAnswerTheDispatchIsUnknown(t *testing.T) {
 	}
 	r.wantHits(t)
 }
+
+func TestE1ADispatchThatArrivesLateIsRefused(t *testing.T) {
+	r := newRig(t, Config{CallTimeout: 2 * time.Second}, emulator.Options{})
+	l := r.acquired(t)
+	c := newCounter(t)
+	r.server.SetFaults(emulator.Fault{Path: execPath, Action: emulator.DelayRequest, Delay: 4 * time.Second})
+	got, err := l.Executor().Run(t.Context(), Command{Script: c.script()})
+	if e := failed("", err); e == nil || e.Kind != KindUnavailable || got.Dispatched != DispatchedNo || !e.Retryable {
+		t.Errorf("Run() = %+v, %v; want proof that it was not dispatched", got, err)
+	}
+	r.wantHits(t)
+	mustRun(t, l, Command{Script: "sleep 3; echo next"}, finished(0, "next\n", "")) // the late one arrives in this time, if at all
+	c.want(t, 0)
+}
+
+// TestE2OutputIsByteExact prints from a file, so that the log, not the shell, is what is tested.
+func TestE2OutputIsByteExact(t *testing.T) {
+	_, l := execRig(t)
+	every := make([]byte, 0, 255)
+	for b := 1; b < 256; b++ {
+		every = append(every, byte(b))
+	}
+	for name, content := range map[string]string{
+		"every byte but NUL":  string(every),
+		"invalid UTF-8":       "\xff\xfe\n\x80\xc3",
+		"marker bytes":        "\x01\x01\x01a\n\x02\x02\x02b\nc\x02\x02\x02d\x01\x01\x01\n\x01\n\x02\x02",
+		"newlines":            "\n\n\na\n\n",
+		"carriage returns":    "a\r\nb\r",
+		"no newline":          "abc",
+		"many short lines":    strings.Repeat("line\n", 5000),
+		"backslashes, blanks": " \\a \\\n\t\\\\ \n ",
+	} {
+		t.Run(name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "content")
+			if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			mustRun(t, l, Command{Script: "cat " + file + "; cat " + file + " >&2"}, finished(0, content, content))
+		})
+	}
+}
+
+func TestE2LongLinesAreExactOrSaidNotToBe(t *testing.T) {
+	_, l := execRig(t)
+	// 64 KiB lines, which the log takes in pieces.
+	got, err := l.Executor().Run(t.Context(), Command{Script: `line=$(printf '%065535d' 0); for i in 1 2 3 4 5; do echo "$line"; echo "$line" >&2; done; printf %s "$line"; printf %s "$line" >&2`})
+	line := strings.Repeat("0", 65535)
+	want := strings.Repeat(line+"\n", 5) + line
+	exact := string(got.Stdout) == want && string(got.Stderr) == want
+	if err != nil || !got.Exited || !exact && got.Fidelity != FidelityDamaged {
+		t.Errorf("Run() = exit %d, %v, exact %v, fidelity %s", got.ExitCode, err, exact, got.Fidelity)
+	}
+}
