@@ -28,7 +28,7 @@ func setSession(cmd *exec.Cmd) {
 
 // Processes returns the pids of the group's living processes.
 func (g *Group) Processes() ([]int, error) {
-	members, err := g.members()
+	members, err := g.members(nil)
 	pids := make([]int, 0, len(members))
 	for _, p := range members {
 		pids = append(pids, p.pid)
@@ -41,25 +41,37 @@ func (g *Group) killAll() error { return killAll(g.members) }
 
 // killAll kills the processes of the supervisor, groups of which were just sealed.
 func (s *Supervisor) killAll(groups []*Group) error {
-	return killAll(func() ([]process, error) { return s.members(groups) })
+	return killAll(func(seize func(int)) ([]process, error) { return s.members(groups, seize) })
 }
 
-func killAll(find func() ([]process, error)) error {
-	for waited, clean := time.Duration(0), 0; ; waited += killPoll {
-		found, err := freeze(find)
-		if err != nil {
-			return err
+// killAll kills what find finds until two looks in a row find nothing. What is found is stopped first, at once, until
+// nothing new is found: a stopped process cannot fork away from its killer.
+func killAll(find func(seize func(pid int)) ([]process, error)) error {
+	stop := func(pid int) { signal(pid, syscall.SIGSTOP) }
+	for waited, clean := time.Duration(0), 0; clean < 2; {
+		stopped := make(map[int]bool)
+		var found []process
+		for fresh := true; fresh; {
+			fresh = false
+			var err error
+			if found, err = find(stop); err != nil {
+				return err
+			}
+			for _, p := range found {
+				if !stopped[p.pid] {
+					stopped[p.pid], fresh = true, true
+					stop(p.pid)
+				}
+			}
 		}
 		for _, p := range found {
 			signal(p.pid, syscall.SIGKILL)
 		}
-		if len(found) > 0 {
-			clean = 0
-		} else if clean++; clean == 2 {
-			// A table is not read in one instant: a process that forks and exits during the first look may be
-			// missed along with its child, hardly twice.
-			return nil
+		if len(found) == 0 {
+			clean++
+			continue
 		}
+		clean = 0
 		if waited >= killPatience {
 			pids := make([]int, 0, len(found))
 			for _, p := range found {
@@ -67,31 +79,10 @@ func killAll(find func() ([]process, error)) error {
 			}
 			return survivors(pids)
 		}
-		if len(found) > 0 {
-			pause(killPoll)
-		}
+		pause(killPoll)
+		waited += killPoll
 	}
-}
-
-// freeze stops what it finds until it finds nothing new: a stopped process cannot fork away from its killer.
-func freeze(find func() ([]process, error)) ([]process, error) {
-	stopped := make(map[int]bool)
-	for {
-		found, err := find()
-		if err != nil {
-			return nil, err
-		}
-		fresh := false
-		for _, p := range found {
-			if !stopped[p.pid] {
-				stopped[p.pid], fresh = true, true
-				signal(p.pid, syscall.SIGSTOP)
-			}
-		}
-		if !fresh {
-			return found, nil
-		}
-	}
+	return nil
 }
 
 // KillTree is KillTrees for one process.
@@ -107,7 +98,7 @@ func (g *Group) KillTrees(pids []int, grace time.Duration) {
 	root := func(p process) bool { return slices.Contains(pids, p.pid) || slices.Contains(pids, p.group) }
 	known := make(map[int]string)
 	if grace > 0 {
-		members, err := g.members()
+		members, err := g.members(nil)
 		if err != nil {
 			return
 		}
@@ -121,8 +112,8 @@ func (g *Group) KillTrees(pids []int, grace time.Duration) {
 			pause(termPoll)
 		}
 	}
-	_ = killAll(func() ([]process, error) {
-		members, err := g.members()
+	_ = killAll(func(func(int)) ([]process, error) {
+		members, err := g.members(nil)
 		return tree(members, func(p process) bool {
 			birth, ok := known[p.pid]
 			return root(p) || ok && birth == p.birth

@@ -132,15 +132,6 @@ func (s *Supervisor) watched() error {
 	return nil
 }
 
-// started tells the watcher of a process, where it cannot find processes by their environment.
-func (s *Supervisor) started(pid int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.watch != nil {
-		s.watch.started(pid)
-	}
-}
-
 // A Group is all processes of one sandbox, from its start to its stop or deletion.
 type Group struct {
 	sup  *Supervisor
@@ -150,8 +141,7 @@ type Group struct {
 	starting sync.RWMutex // held for reading while a process is started, for writing to set killed
 	killed   bool
 
-	mu    sync.Mutex
-	roots []int // pids of the processes started, where processes are not found by their environment
+	starts starts // what the system needs to know to find the processes again
 }
 
 // Command returns a command for Start: in a session and a process group of its own, without a controlling terminal.
@@ -179,7 +169,7 @@ func (g *Group) Start(cmd *exec.Cmd) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	g.started(cmd.Process.Pid)
+	g.starts.add(g.sup, cmd.Process.Pid)
 	return nil
 }
 

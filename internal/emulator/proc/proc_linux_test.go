@@ -49,12 +49,7 @@ func TestKillEndsProcessesThatKeepForking(t *testing.T) {
 	s := newSupervisor(t)
 	dir := t.TempDir()
 	g := s.Group("forking")
-	// Every generation has another parent than the one before, and lives for a moment only.
-	run(t, g, dir, `
-hop() { (sleep 0.01; [ -e stop ] || hop) & }
-for i in 1 2 3 4 5 6 7 8; do hop; done
-echo $$ >ready
-exit 0`)
+	run(t, g, dir, restless)
 	pidIn(t, filepath.Join(dir, "ready"))
 	if err := g.Kill(); err != nil {
 		t.Fatalf("Kill: %v", err)
@@ -187,7 +182,7 @@ func TestNothingSurvivesTheHost(t *testing.T) {
 						return false
 					}
 				}
-				left, err := marked(host.mark)
+				left, err := marked(host.mark, nil)
 				return err == nil && len(left) == 0
 			})
 			until(t, "the directory is gone", func() bool {
@@ -195,6 +190,9 @@ func TestNothingSurvivesTheHost(t *testing.T) {
 				return errors.Is(err, os.ErrNotExist)
 			})
 			until(t, "the watcher is gone", func() bool { return len(commandLines(t, host.mark)) == 0 })
+			if left, err := marked(host.mark, nil); err != nil || len(left) > 0 {
+				t.Errorf("left: %v, %v", left, err)
+			}
 			if _, err := os.Stat(keep); err != nil {
 				t.Errorf("behind the link: %v", err)
 			}
@@ -411,4 +409,37 @@ sleep 1000`)
 			t.Error("a stranger died")
 		}
 	})
+}
+
+// Where there is no /proc, the watcher knows process groups only. That part of its script runs on Linux as well.
+func TestWatcherKillsProcessGroups(t *testing.T) {
+	needs(t, "ps", "awk", "setsid")
+	s := newSupervisor(t)
+	dir := t.TempDir()
+	g, other := s.Group("sandbox"), s.Group("other")
+	cmd := run(t, g, dir, `
+setsid sh -c 'echo $$ >session; exec sleep 1000' &
+(sh -c 'echo $$ >orphan; exec sleep 1000' &)
+trap '' TERM
+wait`)
+	bystander := run(t, other, dir, "exec sleep 1000")
+	found := []int{cmd.Process.Pid, pidIn(t, filepath.Join(dir, "session")), pidIn(t, filepath.Join(dir, "orphan"))}
+
+	const probe = "/proc/self/environ"
+	if !strings.Contains(watcherScript, probe) {
+		t.Fatal("the script does not ask for /proc")
+	}
+	watcher := exec.Command("/bin/sh", "-c", strings.ReplaceAll(watcherScript, probe, "/no"+probe), "sh", "mark")
+	watcher.Stdin = strings.NewReader("group " + strconv.Itoa(cmd.Process.Pid) + "\n")
+	if out, err := watcher.CombinedOutput(); err != nil {
+		t.Fatalf("watcher: %v\n%s", err, out)
+	}
+	for _, pid := range found {
+		if alive(pid) {
+			t.Errorf("process %d of %v is alive", pid, found)
+		}
+	}
+	if !alive(bystander.Process.Pid) {
+		t.Error("a process of another group died")
+	}
 }

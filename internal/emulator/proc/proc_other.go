@@ -19,13 +19,15 @@ func startWatcher(mark, outer string) (*watcher, error) {
 }
 
 func (w *watcher) remove(dir string) {}
-func (w *watcher) started(pid int)   {}
 func (w *watcher) gone() bool        { return true }
 func (w *watcher) dismiss()          {}
 
+type starts struct{}
+
+func (starts) add(*Supervisor, int) {}
+
 func setSession(cmd *exec.Cmd) {}
 
-func (g *Group) started(pid int)                    {}
 func (g *Group) killAll() error                     { return nil }
 func (s *Supervisor) killAll(groups []*Group) error { return nil }
 

@@ -11,20 +11,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// started has nothing to record: processes are found by their environment.
-func (g *Group) started(pid int) {}
+// starts is empty: processes are found by their environment.
+type starts struct{}
 
-// members returns the living processes of the group.
-func (g *Group) members() ([]process, error) { return marked(g.mark) }
+func (starts) add(*Supervisor, int) {}
+
+// members returns the living processes of the group. If seize is not nil, it is called for each one that carries the
+// mark as soon as it is seen.
+func (g *Group) members(seize func(pid int)) ([]process, error) { return marked(g.mark, seize) }
 
 // members returns the living processes of all groups there ever were.
-func (s *Supervisor) members([]*Group) ([]process, error) { return marked(s.mark) }
+func (s *Supervisor) members(_ []*Group, seize func(pid int)) ([]process, error) {
+	return marked(s.mark, seize)
+}
 
 // marked returns the living processes that carry the mark in the environment they started with, their descendants, and
 // everything in their sessions. The environment of setuid programs and of other users is unreadable to ordinary users;
 // such processes count as descendants or session members only.
-func marked(mark string) ([]process, error) {
-	all, err := table([]byte(mark))
+func marked(mark string, seize func(pid int)) ([]process, error) {
+	all, err := table([]byte(mark), seize)
 	if err != nil {
 		return nil, err
 	}
@@ -32,9 +37,9 @@ func marked(mark string) ([]process, error) {
 	// mark.
 	host, _ := unix.Getsid(0)
 	sessions := make(map[int]bool)
-	for grown := true; grown; {
+	for {
 		members := tree(all, func(p process) bool { return p.marked || sessions[p.session] })
-		grown = false
+		grown := false
 		for _, p := range members {
 			if p.session != 0 && p.session != host && !sessions[p.session] {
 				sessions[p.session], grown = true, true
@@ -44,11 +49,49 @@ func marked(mark string) ([]process, error) {
 			return members, nil
 		}
 	}
-	return nil, nil
 }
 
-// table reads /proc, without this process and without zombies, which hold nothing but their pid.
-func table(mark []byte) ([]process, error) {
+// passes bounds how often table looks for newcomers, on a machine where processes start faster than it reads.
+const passes = 20
+
+// table reads /proc, without this process and without zombies, which hold nothing but their pid. Reading it takes
+// milliseconds, in which a process may fork and exit: both it and its child would be missed. So the newcomers are read
+// until there are none.
+func table(mark []byte, seize func(pid int)) ([]process, error) {
+	read := map[int]bool{os.Getpid(): true}
+	var all []process
+	for range passes {
+		pids, err := list()
+		if err != nil {
+			return nil, err
+		}
+		newcomers := false
+		for _, pid := range pids {
+			if read[pid] {
+				continue
+			}
+			read[pid], newcomers = true, true
+			p, ok := stat(pid)
+			if !ok {
+				continue
+			}
+			if environ, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ"); err == nil && bytes.Contains(environ, mark) {
+				p.marked = true
+				if seize != nil {
+					seize(pid)
+				}
+			}
+			all = append(all, p)
+		}
+		if !newcomers {
+			break
+		}
+	}
+	return all, nil
+}
+
+// list returns the pids of this moment.
+func list() ([]int, error) {
 	dir, err := os.Open("/proc")
 	if err != nil {
 		return nil, err
@@ -58,23 +101,13 @@ func table(mark []byte) ([]process, error) {
 	if err != nil {
 		return nil, err
 	}
-	self := os.Getpid()
-	var all []process
+	pids := make([]int, 0, len(names))
 	for _, name := range names {
-		pid, err := strconv.Atoi(name)
-		if err != nil || pid == self {
-			continue
+		if pid, err := strconv.Atoi(name); err == nil {
+			pids = append(pids, pid)
 		}
-		p, ok := stat(pid)
-		if !ok {
-			continue
-		}
-		if environ, err := os.ReadFile("/proc/" + name + "/environ"); err == nil {
-			p.marked = bytes.Contains(environ, mark)
-		}
-		all = append(all, p)
 	}
-	return all, nil
+	return pids, nil
 }
 
 // stat reads /proc/<pid>/stat: pid (name) state parent group session ... birth. The name may hold anything, also

@@ -9,38 +9,50 @@ import (
 	"os"
 	"os/exec"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 )
 
-// started records the process group of a process. The watcher is told too.
-func (g *Group) started(pid int) {
-	g.mu.Lock()
-	g.roots = append(g.roots, pid)
-	g.mu.Unlock()
-	g.sup.started(pid)
+// starts are the process groups that were started in a group.
+type starts struct {
+	mu   sync.Mutex
+	pids []int
+}
+
+// add records a process group, and tells the watcher.
+func (r *starts) add(s *Supervisor, pid int) {
+	r.mu.Lock()
+	r.pids = append(r.pids, pid)
+	r.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.watch != nil {
+		s.watch.tell("group " + strconv.Itoa(pid))
+	}
 }
 
 // members returns the living processes of the group: its process groups and their descendants.
-func (g *Group) members() ([]process, error) {
+func (g *Group) members(func(pid int)) ([]process, error) {
 	all, err := table()
 	if err != nil {
 		return nil, err
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
+	g.starts.mu.Lock()
+	defer g.starts.mu.Unlock()
 	// An empty process group is forgotten, for its number may be used again.
-	g.roots = slices.DeleteFunc(g.roots, func(root int) bool {
+	g.starts.pids = slices.DeleteFunc(g.starts.pids, func(root int) bool {
 		return !slices.ContainsFunc(all, func(p process) bool { return p.group == root })
 	})
-	return tree(all, func(p process) bool { return slices.Contains(g.roots, p.group) }), nil
+	return tree(all, func(p process) bool { return slices.Contains(g.starts.pids, p.group) }), nil
 }
 
 // members returns the living processes of the groups.
-func (s *Supervisor) members(groups []*Group) ([]process, error) {
+func (s *Supervisor) members(groups []*Group, _ func(pid int)) ([]process, error) {
 	var found []process
 	for _, g := range groups {
-		members, err := g.members()
+		members, err := g.members(nil)
 		if err != nil {
 			return nil, err
 		}

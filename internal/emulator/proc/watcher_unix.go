@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 )
 
@@ -16,8 +15,8 @@ import (
 //	group N    a process group to kill, where processes are not found by their environment
 //	done       the host has cleaned up: exit
 //
-// End of file without "done" is the death of the host. The host may have died between fork and exec, so the script
-// looks several times until nothing turns up any more.
+// End of file without "done" is the death of the host. The host may have died between fork and exec, and a process may
+// fork and exit while the script looks, so it looks until nothing has turned up ten times in a row.
 const watcherScript = `
 trap '' HUP INT QUIT TERM
 mark=$1
@@ -34,8 +33,17 @@ while IFS= read -r line; do
 	esac
 done
 
+# Each one is stopped as soon as it is seen, before it can fork and exit.
+at_once=
+if echo x | grep --line-buffered x >/dev/null 2>&1; then at_once=--line-buffered; fi
+
 find_marked() {
-	found=$(grep -lsF -e "$mark" /proc/[0-9]*/environ | tr -dc '0-9\n' | tr '\n' ' ')
+	found=$(grep $at_once -lsF -e "$mark" /proc/[0-9]*/environ | while IFS= read -r path; do
+		pid=${path#/proc/}
+		pid=${pid%/environ}
+		kill -STOP "$pid"
+		printf '%s ' "$pid"
+	done)
 	[ -n "$found" ] || return 0
 	cat /proc/[0-9]*/status 2>/dev/null | awk -v found="$found" '
 		/^State:/ { state = $2 }
@@ -76,7 +84,7 @@ find_all() {
 
 clean=0
 round=0
-while [ "$round" -lt 100 ] && [ "$clean" -lt 4 ]; do
+while [ "$round" -lt 200 ] && [ "$clean" -lt 10 ]; do
 	round=$((round + 1))
 	pids=$(find_all)
 	if [ -z "$pids" ]; then
@@ -86,7 +94,7 @@ while [ "$round" -lt 100 ] && [ "$clean" -lt 4 ]; do
 		kill -STOP $pids
 		kill -KILL $pids $(find_all)
 	fi
-	sleep 0.05 || sleep 1
+	sleep 0.03 || sleep 1
 done
 if [ "$#" -gt 0 ]; then
 	rm -rf -- "$@" || { chmod -R u+rwx -- "$@"; rm -rf -- "$@"; }
@@ -137,8 +145,6 @@ func (w *watcher) remove(dir string) {
 	}
 	w.tell("dir " + b.String())
 }
-
-func (w *watcher) started(pid int) { w.tell("group " + strconv.Itoa(pid)) }
 
 // tell sends one line. A watcher that has gone does not hear it; the next process gets a new one.
 func (w *watcher) tell(line string) { _, _ = w.pipe.WriteString(line + "\n") }
