@@ -1,0 +1,194 @@
+package leasehold_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/leasehold-go/leasehold"
+)
+
+// The whole main job, on the embedded backend.
+func Example() {
+	ctx := context.Background()
+	provider, err := leasehold.NewLocal(leasehold.LocalConfig{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer provider.Close(ctx)
+
+	lease, err := provider.Acquire(ctx, leasehold.AcquireRequest{
+		Scope: leasehold.Scope{Tenant: "acme", Environment: "ci", Run: "42"},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	result, err := lease.Executor().Run(ctx, leasehold.Command{Args: []string{"echo", "hello from", "a sandbox"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("exit %d: %s", result.ExitCode, result.Stdout)
+
+	receipt, err := provider.Release(ctx, lease.Ref(), leasehold.ReleaseOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(receipt.State)
+	// Output:
+	// exit 0: hello from a sandbox
+	// destroyed
+}
+
+// All problems of a configuration are reported at once, before any request.
+func ExampleNew() {
+	_, err := leasehold.New(leasehold.Config{
+		APIKey: "key", Image: "debian", Snapshot: "small", AutoStopMinutes: new(-5),
+	})
+	var e *leasehold.Error
+	if errors.As(err, &e) {
+		for _, f := range e.Fields {
+			fmt.Println(f.Field, f.Problem)
+		}
+	}
+	// Output:
+	// Image and Snapshot are both set: set one
+	// AutoStopMinutes is out of range: 0 to 2147483647 minutes
+}
+
+// A stored reference is all that another process needs to go on with a lease.
+func ExampleProvider_resume() {
+	ctx := context.Background()
+	provider, err := leasehold.NewLocal(leasehold.LocalConfig{Config: leasehold.Config{Reuse: true}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer provider.Close(ctx)
+	lease, err := provider.Acquire(ctx, leasehold.AcquireRequest{
+		Scope: leasehold.Scope{Tenant: "acme", Environment: "dev", Run: "1"},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := lease.Executor().Run(ctx, leasehold.Command{Script: "echo kept >note"}); err != nil {
+		log.Fatal(err)
+	}
+	stored, err := json.Marshal(lease.Ref())
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := provider.Release(ctx, lease.Ref(), leasehold.ReleaseOptions{}); err != nil { // stops it
+		log.Fatal(err)
+	}
+
+	ref, err := leasehold.ParseLeaseRef(stored)
+	if err != nil {
+		log.Fatal(err)
+	}
+	lease, err = provider.Resume(ctx, ref)
+	switch {
+	case errors.Is(err, leasehold.ErrGone):
+		log.Fatal("proved lost: acquire a new one")
+	case err != nil:
+		log.Fatal("kept: try again later: ", err)
+	}
+	result, err := lease.Executor().Run(ctx, leasehold.Command{Args: []string{"cat", "note"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%s", result.Stdout)
+	// Output: kept
+}
+
+// A non-zero exit is a result, not an error. The streams stay apart.
+func ExampleExecutor_Run() {
+	ctx := context.Background()
+	lease, done := exampleLease(ctx)
+	defer done()
+	result, err := lease.Executor().Run(ctx, leasehold.Command{
+		Script: `read line; echo "got $line"; echo "no more" >&2; exit 3`,
+		Stdin:  strings.NewReader("a line\nand another\n"),
+		Env:    map[string]string{"LANG": "C"},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("exit %d\nstdout %q\nstderr %q\n", result.ExitCode, result.Stdout, result.Stderr)
+	// Output:
+	// exit 3
+	// stdout "got a line\n"
+	// stderr "no more\n"
+}
+
+// A directory goes in, and a file comes back.
+func ExampleImporter_Dir() {
+	ctx := context.Background()
+	lease, done := exampleLease(ctx)
+	defer done()
+	local, err := os.MkdirTemp("", "example")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(local)
+	if err := os.WriteFile(filepath.Join(local, "words"), []byte("b\na\n"), 0o644); err != nil {
+		log.Fatal(err)
+	}
+
+	in, err := lease.Importer().Dir(ctx, local, "src", leasehold.ImportOptions{Exclude: []string{"*.tmp"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := lease.Executor().Run(ctx, leasehold.Command{Script: "sort words >sorted", Dir: "src"}); err != nil {
+		log.Fatal(err)
+	}
+	out, err := lease.Exporter().File(ctx, "src/sorted", filepath.Join(local, "sorted"), leasehold.ExportOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	sorted, err := os.ReadFile(filepath.Join(local, "sorted"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%d bytes in, %d bytes out: %q\n", in.Bytes, out.Bytes, sorted)
+	// Output: 4 bytes in, 4 bytes out: "a\nb\n"
+}
+
+// The reply to a creation is lost. The sandbox is found by the name that was chosen before the request, and adopted.
+func ExampleFaultPlan() {
+	ctx := context.Background()
+	plan := leasehold.NewFaultPlan(1, leasehold.Fault{
+		Method: "POST", Path: "/api/sandbox", Action: leasehold.FaultDropAfter,
+	})
+	provider, err := leasehold.NewLocal(leasehold.LocalConfig{Faults: plan})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer provider.Close(ctx)
+	_, err = provider.Acquire(ctx, leasehold.AcquireRequest{Scope: leasehold.Scope{Tenant: "acme", Environment: "ci", Run: "42"}})
+	fmt.Println("error:", err)
+	fmt.Println("replies lost:", plan.State()[0].Hits)
+	// Output:
+	// error: <nil>
+	// replies lost: 1
+}
+
+// exampleLease returns a lease on a local backend, and what ends both.
+func exampleLease(ctx context.Context) (*leasehold.Lease, func()) {
+	provider, err := leasehold.NewLocal(leasehold.LocalConfig{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	lease, err := provider.Acquire(ctx, leasehold.AcquireRequest{Scope: leasehold.Scope{Tenant: "acme", Environment: "ci", Run: "42"}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	return lease, func() {
+		if err := provider.Close(ctx); err != nil {
+			log.Fatal(err)
+		}
+	}
+}
