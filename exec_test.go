@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -349,18 +351,52 @@ func TestE1WithoutAnyAnswerTheDispatchIsUnknown(t *testing.T) {
 	r.wantHits(t)
 }
 
+// lateDelivery loses the first dispatch it sees, and can deliver it later.
+type lateDelivery struct {
+	next http.Handler
+	lost chan *http.Request // holds the dispatch
+}
+
+func (d *lateDelivery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if strings.HasSuffix(r.URL.Path, "/exec") {
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			panic(err)
+		}
+		again := r.Clone(context.Background())
+		again.Body = io.NopCloser(bytes.NewReader(body))
+		select {
+		case d.lost <- again:
+			panic(http.ErrAbortHandler)
+		default:
+			r.Body = io.NopCloser(bytes.NewReader(body))
+		}
+	}
+	d.next.ServeHTTP(w, r)
+}
+
 func TestE1ADispatchThatArrivesLateIsRefused(t *testing.T) {
-	r := newRig(t, Config{CallTimeout: 2 * time.Second}, emulator.Options{})
+	late := &lateDelivery{lost: make(chan *http.Request, 1)}
+	r := newRig(t, Config{}, emulator.Options{Middleware: func(next http.Handler) http.Handler { late.next = next; return late }})
 	l := r.acquired(t)
 	c := newCounter(t)
-	r.server.SetFaults(emulator.Fault{Path: execPath, Action: emulator.DelayRequest, Delay: 4 * time.Second})
-	got, err := l.Executor().Run(t.Context(), Command{Script: c.script()})
-	if e := failed("", err); e == nil || e.Kind != KindUnavailable || got.Dispatched != DispatchedNo || !e.Retryable {
-		t.Errorf("Run() = %+v, %v; want proof that it was not dispatched", got, err)
+	_, err := runFails(t, t.Context(), l, Command{Script: c.script()}, KindUnavailable, DispatchedNo)
+	if !err.Retryable {
+		t.Error("what is proved not to start may be repeated")
 	}
-	r.wantHits(t)
-	mustRun(t, l, Command{Script: "sleep 3; echo next"}, finished(0, "next\n", "")) // the late one arrives in this time, if at all
+	reply := httptest.NewRecorder()
+	dispatch := <-late.lost
+	late.next.ServeHTTP(reply, dispatch)
+	late.lost <- nil // lose no more
+	if reply.Code != http.StatusAccepted {
+		t.Fatalf("the late delivery was answered with %d %s: the test proves nothing", reply.Code, reply.Body)
+	}
+	// It went to the one session there is, which runs what it is sent in order.
+	mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
 	c.want(t, 0)
+	if n := len(sessionIDs(l)); n != 1 {
+		t.Errorf("%d sessions, want 1", n)
+	}
 }
 
 // TestE2OutputIsByteExact prints from a file, so that the log, not the shell, is what is tested.
