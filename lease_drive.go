@@ -246,6 +246,9 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (*day
 			return sb, &Error{Op: op, Kind: KindBroken, Sandbox: t.label(), Dispatched: DispatchedYes, Message: "the sandbox is in an error state that it cannot leave; it was kept"}
 		case stepWait:
 		default:
+			if action == stepStop && sb.AutoDelete != nil && *sb.AutoDelete == 0 {
+				return sb, &Error{Op: op, Kind: KindConflict, Sandbox: t.label(), Dispatched: DispatchedNo, Message: "the sandbox is set to be deleted when it stops; it was left running: retain it, or destroy it"}
+			}
 			err := p.act(ctx, sb.ID, action)
 			if err == nil {
 				pause, refusals = backoff{}, 0

@@ -217,6 +217,20 @@ func TestL6RetainConfirmsThatDeletionIsOffBeforeItStops(t *testing.T) {
 	})
 }
 
+// TestStoppingDoesNotDelete: what would vanish when it stops is not stopped in order to be kept.
+func TestStoppingDoesNotDelete(t *testing.T) {
+	r := newRig(t, Config{AutoDeleteMinutes: new(0)}, emulator.Options{})
+	ref := r.acquired(t).Ref()
+	_, err := r.Release(t.Context(), ref, ReleaseOptions{Archive: true})
+	wantError(t, err, KindConflict)
+	if got := r.server.Sandbox(ref.Sandbox).State(); got != emulator.StateStarted {
+		t.Errorf("state = %q, want started", got)
+	}
+	if receipt, err := r.Release(t.Context(), ref, ReleaseOptions{Archive: true, Retain: true}); err != nil || receipt.State != ReceiptStopped {
+		t.Errorf("Release() with Retain = %+v, %v, want stopped", receipt, err)
+	}
+}
+
 func TestProbe(t *testing.T) {
 	r := newRig(t, Config{Reuse: true}, emulator.Options{})
 	report, err := r.Probe(t.Context(), request())
