@@ -6,8 +6,8 @@
 // private directory beside the destination, prove that the archive is whole, and only then publish by rename.
 //
 // Both directions use memory that does not depend on the size of the files or on the length of the archive. What grows:
-// the names of one directory while it is walked, one small record for each file that has several hard links, and the
-// depth of the tree.
+// the names of one directory while it is walked, one small record for each file that has several hard links, one for
+// each directory with [WriteOptions.RepeatDirs], and the depth of the tree.
 package archive
 
 import (
