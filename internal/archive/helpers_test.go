@@ -145,6 +145,7 @@ func oddTree(t testing.TB, dir string) {
 	write("plain.txt", "hello\n", 0o644)
 	write("empty", "", 0o600)
 	write("run.sh", "#!/bin/sh\n", 0o755)
+	write("shared", "group", 0o666)
 	write("read only", "x", 0o444)
 	write("-C", "dash", 0o644)
 	write("--safe [file].txt", "glob", 0o644)

@@ -36,7 +36,8 @@ mv "$s/tree.tar" "$s/tree" 2>/dev/null || fail missing
 have=$(wc -c <"$s/tree")
 [ "$((have))" -eq "$bytes" ] || fail short
 mkdir "$s/new" 2>/dev/null || fail nospace
-( cd "$s/new" && exec tar -x -p -o -f - <"$s/tree" ) >/dev/null 2>"$s/log" &
+# Without a umask: busybox applies it to modes unless it runs as root, -p or not.
+( umask 0; cd "$s/new" && exec tar -x -p -o -f - <"$s/tree" ) >/dev/null 2>"$s/log" &
 child=$!
 echo $child >"$s/run/tar" 2>/dev/null
 wait $child
@@ -50,6 +51,11 @@ if [ $rc -ne 0 ]; then
   fail extract
 fi
 rm -f "$s/tree"
+m=.leasehold-xfer-modes
+if [ -f "$s/new/$m" ]; then
+  ( cd "$s/new" && sh "./$m" ) >/dev/null 2>&1 || fail extract
+  rm -f "$s/new/$m"
+fi
 
 # The lease's own directory is not to be replaced, under whatever name the destination was reached.
 if [ -e "$s/new/${own##*/}" ]; then

@@ -5,11 +5,16 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
+
+	"github.com/leasehold-go/leasehold/internal/script"
 )
 
 // WriteOptions are the options of [WriteTree], [WriteFile] and [Count].
@@ -20,13 +25,19 @@ type WriteOptions struct {
 	Reserved func(name string) bool
 	// RepeatDirs makes directories accessible to their owner at first and names them all again at the end, innermost
 	// first, with their own mode and time. Simple extractors (busybox) apply a directory's mode and time at once, so
-	// that they could not fill a read-only directory, and would lose its time.
+	// that they could not fill a read-only directory, and would lose its time. Without root's rights they do not change
+	// the mode of a directory that exists at all: if there are directories that their owner may not fill, the last
+	// member is [ModesMember].
 	RepeatDirs bool
 	// Progress is called after each entry and after each chunk of a file, with the totals so far; nil for none.
 	Progress func(entries, bytes int64)
 	// Mode replaces the permission bits of the file in [WriteFile] when it is not nil.
 	Mode *fs.FileMode
 }
+
+// ModesMember is the name of a shell script that sets the modes of directories, to be run in the root of the extracted
+// tree and to be removed, see [WriteOptions].
+const ModesMember = StagePrefix + "modes"
 
 // Chunks of a file's content between two looks at the context.
 const chunkSize = 256 << 10
@@ -109,8 +120,8 @@ func newTreeWriter(ctx context.Context, w io.Writer, opt WriteOptions) *treeWrit
 
 // finish writes the end of the archive, unless err cut it short.
 func (t *treeWriter) finish(err error) (Summary, error) {
-	for i := len(t.dirs) - 1; i >= 0 && err == nil; i-- {
-		err = t.header(t.dirs[i])
+	if err == nil {
+		err = t.repeat()
 	}
 	if err == nil {
 		if err = t.tw.Close(); err == nil {
@@ -120,6 +131,28 @@ func (t *treeWriter) finish(err error) (Summary, error) {
 	}
 	t.sum.Archive = t.out.n
 	return t.sum, err
+}
+
+// repeat names the directories again, the last ones first.
+func (t *treeWriter) repeat() error {
+	var modes strings.Builder
+	for _, h := range slices.Backward(t.dirs) {
+		if err := t.header(h); err != nil {
+			return err
+		}
+		if h.Mode&0o700 != 0o700 {
+			fmt.Fprintf(&modes, "chmod %o %s || exit 1\n", h.Mode, script.Quote("./"+h.Name))
+		}
+	}
+	if modes.Len() == 0 {
+		return nil
+	}
+	h := &tar.Header{Typeflag: tar.TypeReg, Name: ModesMember, Mode: 0o600, Size: int64(modes.Len()), Format: tar.FormatGNU}
+	if err := t.header(h); err != nil {
+		return err
+	}
+	_, err := io.WriteString(t.tw, modes.String())
+	return t.writeError(err)
 }
 
 // writeError wraps what the writer below returned. A cancelled context is what usually breaks it, and says more.

@@ -25,7 +25,11 @@ func TestTreeSurvivesARoundTrip(t *testing.T) {
 			src, dest := t.TempDir(), filepath.Join(t.TempDir(), "copy")
 			oddTree(t, src)
 			data, wrote := pack(t, src, WriteOptions{RepeatDirs: repeat})
-			sum, err := Extract(context.Background(), bytes.NewReader(data), dest, ExtractOptions{Size: int64(len(data))})
+			modes, err := NewMatcher([]string{Literal(ModesMember)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum, err := Extract(context.Background(), bytes.NewReader(data), dest, ExtractOptions{Size: int64(len(data)), Exclude: modes})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -63,11 +67,19 @@ func TestTarToolsExtractTheTree(t *testing.T) {
 			src, dest := t.TempDir(), t.TempDir()
 			oddTree(t, src)
 			data, _ := pack(t, src, WriteOptions{RepeatDirs: true})
-			cmd := exec.Command(tool[0], append(tool[1:], "-x", "-p", "-o", "-f", "-", "-C", dest)...)
+			cmd := exec.Command("sh", append([]string{"-c", `umask 0; exec "$@"`, "sh"}, append(tool, "-x", "-p", "-o", "-f", "-", "-C", dest)...)...)
 			cmd.Stdin = bytes.NewReader(data)
 			cmd.Env = append(os.Environ(), "EXTRACT_UNSAFE_SYMLINKS=1")
 			if out, err := cmd.CombinedOutput(); err != nil {
 				t.Fatalf("%v: %s", err, out)
+			}
+			cmd = exec.Command("sh", "-e", "./"+ModesMember)
+			cmd.Dir = dest
+			if out, err := cmd.CombinedOutput(); err != nil {
+				t.Fatalf("%v: %s", err, out)
+			}
+			if err := os.Remove(filepath.Join(dest, ModesMember)); err != nil {
+				t.Fatal(err)
 			}
 			t.Cleanup(func() { unlockAll(t, dest) })
 			if tool[0] == "busybox" {
