@@ -40,7 +40,7 @@ func (r *sessionRun) observeTwins(life, ctx context.Context) error {
 		} else if err != errTwin {
 			return err
 		}
-		twins, err := r.twins(ctx)
+		twins, err := r.allTwins(ctx)
 		if err != nil {
 			return r.l.observe(r.op, err)
 		}
@@ -51,6 +51,18 @@ func (r *sessionRun) observeTwins(life, ctx context.Context) error {
 		r.command, r.recorded, r.log = twins[next], nil, r.newLog()
 	}
 	return &Error{Op: r.op, Kind: KindUncertain, Message: "no delivery of the command's dispatch shows that it was started"}
+}
+
+// allTwins reads the session's list, and tries that for a while.
+func (r *sessionRun) allTwins(ctx context.Context) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, resolveTime)
+	defer cancel()
+	for pause := (backoff{}); ; {
+		twins, err := r.twins(ctx)
+		if err == nil || sessionLost(err) || pause.wait(ctx, 0) != nil {
+			return twins, err
+		}
+	}
 }
 
 // errTwin says that another delivery of the dispatch may be the one that runs.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"io"
 	"io/fs"
 	"net/http"
 	"strings"
@@ -19,6 +20,8 @@ import (
 const (
 	// resolveTime bounds the attempts to find out whether a dispatch whose reply was lost has arrived.
 	resolveTime = 15 * time.Second
+	// resolveCall bounds each request of it.
+	resolveCall = 5 * time.Second
 	// scratchTime bounds the removal of a scratch file.
 	scratchTime = 10 * time.Second
 )
@@ -117,22 +120,46 @@ func (r *sessionRun) run(ctx context.Context) error {
 	return r.settle(life, err)
 }
 
-// upload brings stdin into a private file.
+// upload brings stdin into a private file. The reader may take its time; the provider may not.
 func (r *sessionRun) upload(ctx context.Context) error {
 	if r.cmd.Stdin == nil {
 		return nil
 	}
+	limit := r.l.p.cfg.CallTimeout
+	callCtx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stall := time.AfterFunc(limit, func() { cancel(errStalled) })
+	defer stall.Stop()
 	r.scratch = "/tmp/.leasehold-" + uuid.NewString()
 	const private fs.FileMode = 0o700
-	err := r.box.MakeDir(ctx, r.scratch, private)
+	err := r.box.MakeDir(callCtx, r.scratch, private)
 	if err == nil {
-		err = r.box.Upload(ctx, daytona.File{Path: r.stdinFile(), Content: r.cmd.Stdin})
+		err = r.box.Upload(callCtx, daytona.File{Path: r.stdinFile(), Content: &unhurried{r: r.cmd.Stdin, stall: stall, limit: limit}})
 	}
-	if err != nil {
-		r.sweep()
-		return r.l.observe(r.op, err)
+	if err == nil {
+		return nil
 	}
-	return nil
+	r.sweep()
+	if context.Cause(callCtx) == errStalled {
+		return &Error{Op: r.op, Kind: KindTimeout, Retryable: true, Message: "the provider did not take the command's input"}
+	}
+	return r.l.observe(r.op, err)
+}
+
+// errStalled is the cause of an upload's end that the provider did not go on with.
+var errStalled = errors.New("the upload stalled")
+
+// unhurried stops a clock while its reader is waited for.
+type unhurried struct {
+	r     io.Reader
+	stall *time.Timer
+	limit time.Duration
+}
+
+func (u *unhurried) Read(p []byte) (int, error) {
+	u.stall.Stop()
+	defer u.stall.Reset(u.limit)
+	return u.r.Read(p)
 }
 
 func (r *sessionRun) stdinFile() string {
@@ -190,11 +217,13 @@ func (r *sessionRun) resolve(life context.Context, lost error) error {
 	fence := ""
 	for pause := (backoff{}); ; {
 		fenced := false
+		callCtx, cancel := context.WithTimeout(ctx, resolveCall)
 		if fence == "" {
-			fence, _ = r.box.StartCommand(ctx, r.session.id, script.Fence(r.id+"-fence", r.session.nextFence()))
-		} else if c, err := r.box.Command(ctx, r.session.id, fence); err == nil {
+			fence, _ = r.box.StartCommand(callCtx, r.session.id, script.Fence(r.id+"-fence", r.session.nextFence()))
+		} else if c, err := r.box.Command(callCtx, r.session.id, fence); err == nil {
 			fenced = c.ExitCode != nil
 		}
+		cancel()
 		twins, err := r.twins(ctx)
 		switch {
 		case len(twins) > 0:
@@ -215,6 +244,8 @@ func (r *sessionRun) resolve(life context.Context, lost error) error {
 // twins returns the daemon's ids of this command in the session's list: more than one if the dispatch was delivered more
 // than once.
 func (r *sessionRun) twins(ctx context.Context) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, resolveCall)
+	defer cancel()
 	commands, err := r.box.SessionCommands(ctx, r.session.id)
 	if err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"regexp"
 	"strings"
@@ -32,9 +33,9 @@ type scripted struct {
 	served sync.WaitGroup
 
 	// Replacements; nil means the faithful answer.
-	onStatus, onLogs, onDelete func(w http.ResponseWriter, r *http.Request, s *scripted)
-	onFollow                   func(ctx context.Context, c *websocket.Conn, s *scripted)
-	onConnect                  func(r *http.Request)
+	onStatus, onLogs, onDelete, onUpload func(w http.ResponseWriter, r *http.Request, s *scripted)
+	onFollow                             func(ctx context.Context, c *websocket.Conn, s *scripted)
+	onConnect                            func(r *http.Request)
 }
 
 // newScripted returns a lease on it. Both end with the test, which must be in a bubble.
@@ -75,6 +76,8 @@ func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		what = "dispatch"
 	case strings.HasPrefix(r.URL.Path, "/api/"):
 		what = "sandbox"
+	case strings.HasSuffix(path, "/bulk-upload"):
+		what = "upload"
 	}
 	s.mu.Lock()
 	s.events = append(s.events, fmt.Sprint(time.Since(s.began), " ", what))
@@ -103,6 +106,8 @@ func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		s.status(w)
+	case "upload":
+		s.onUpload(w, r, s)
 	case "snapshot":
 		if s.onLogs != nil {
 			s.onLogs(w, r, s)
@@ -448,6 +453,24 @@ func TestE5ABlockedWriterDoesNotDelayTheStop(t *testing.T) {
 type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(p []byte) (int, error) { return f(p) }
+
+func TestAnUploadThatStallsEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &scripted{onUpload: func(_ http.ResponseWriter, r *http.Request, _ *scripted) { <-r.Context().Done() }}
+		l := newScripted(t, s)
+		slow := readerFunc(func(p []byte) (int, error) { time.Sleep(time.Hour); return len(p), nil })
+		got, err := s.run(t, l, Command{Stdin: io.LimitReader(slow, 32<<20)}, nil)
+		if e := failed("", err); e == nil || e.Kind != KindTimeout || got.Dispatched != DispatchedNo {
+			t.Errorf("Run() = %+v, %v; want a timeout, not dispatched", got, err)
+		}
+		if n := len(s.at("dispatch")); n != 0 {
+			t.Errorf("%d dispatches, want none", n)
+		}
+		if n := len(s.at(http.MethodDelete)); n != 1 {
+			t.Errorf("%d removals of the scratch directory, want 1", n)
+		}
+	})
+}
 
 func TestE6AnIdleLeaseMakesNoRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
