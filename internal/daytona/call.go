@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -99,8 +98,7 @@ type call struct {
 	bodyErr error // the answer broke off
 	source  error // the caller's reader failed
 	status  int
-	header  http.Header // of an error answer
-	reply   reply       // of an error answer
+	reply   reply // of an error answer
 	retry   time.Duration
 }
 

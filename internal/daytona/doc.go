@@ -23,7 +23,7 @@
 //	CreateSession,             | SDK              | right as they are
 //	DeleteSession,             |                  |
 //	StartCommand, Command      |                  |
-//	SessionCommands            | generated client | the SDK turns the commands into untyped maps
+//	SessionCommands, SendInput | generated client | the SDK turns the commands into untyped maps, and has no SendInput
 //	MakeDir, Move, Remove,     | SDK              | right as they are
 //	Chmod                      |                  |
 //	Stat                       | plain HTTP       | the model keeps the size in 32 bits: every file of 2 GiB fails; the

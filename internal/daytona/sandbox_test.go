@@ -63,6 +63,42 @@ func TestCreateSendsWhatWasAskedFor(t *testing.T) {
 	}
 }
 
+func TestTheEnvironmentHasNoInfluence(t *testing.T) {
+	// TestMain has set every variable of the SDK's to something that breaks who obeys it.
+	var bodies strings.Builder
+	f := newFake(t, func(w http.ResponseWriter, r *http.Request) {
+		io.Copy(&bodies, r.Body)
+		answer(200, `{"id":"box"}`)(w, r)
+	})
+	c := f.client(t, nil)
+	if _, err := c.Create(t.Context(), CreateRequest{Name: "x"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Toolbox(&Sandbox{ID: "box", ToolboxURL: f.URL + "/toolbox"}).CreateSession(t.Context(), "s"); err != nil {
+		t.Fatal(err)
+	}
+	requests := f.seen()
+	if len(requests) != 2 {
+		t.Fatalf("%d requests, want 2", len(requests))
+	}
+	for _, r := range requests {
+		for name, values := range r.Header {
+			if strings.Contains(strings.Join(values, ","), "wrong") {
+				t.Errorf("%s %s: header %s = %q", r.Method, r.URL, name, values)
+			}
+		}
+		if got, want := r.Header.Get("Authorization"), "Bearer "+testKey; got != want {
+			t.Errorf("Authorization = %q, want %q", got, want)
+		}
+		if got := r.Header.Get("Traceparent"); got != "" {
+			t.Errorf("Traceparent = %q, want none", got)
+		}
+	}
+	if got := bodies.String(); strings.Contains(got, "wrong") || strings.Contains(got, "target") {
+		t.Errorf("bodies %s", got)
+	}
+}
+
 func TestSandboxRecordsAreReadTolerantly(t *testing.T) {
 	const complete = `{"id":"box","name":"n","organizationId":"org","state":"started","desiredState":"stopped","errorReason":"why",
 		"recoverable":true,"labels":{"a":"b"},"target":"eu","snapshot":"s","user":"u","cpu":1,"gpu":0,"memory":2.5,"disk":3,

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -377,6 +378,49 @@ func TestSocketsAreObservedWhenTheyEnd(t *testing.T) {
 	got := seen.all()
 	if len(got) != 1 || got[0].Op != OpFollow || !got[0].WebSocket || got[0].Status != 101 || got[0].Received < 10 || got[0].Err != nil {
 		t.Errorf("observed %+v, want one socket with its bytes", got)
+	}
+}
+
+func TestTLSWithHTTP2(t *testing.T) {
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Upgrade") == "" {
+			if r.ProtoMajor != 2 {
+				t.Errorf("%s came through %s, want HTTP/2", r.URL, r.Proto)
+			}
+			hang(w, r)
+			return
+		}
+		c, err := websocket.Accept(w, r, nil)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		c.Write(r.Context(), websocket.MessageBinary, []byte("log"))
+		c.Close(1000, "")
+	}))
+	s.EnableHTTP2 = true
+	s.StartTLS()
+	defer s.Close()
+	c := newClient(t, Config{APIURL: s.URL, APIKey: testKey, Transport: s.Client().Transport})
+	// The dispatch proof does not depend on the protocol.
+	for range 2 {
+		_, err := c.Create(within(t, 100*time.Millisecond), CreateRequest{Name: "x"})
+		if e := failure(t, err); e.Dispatch != DispatchUnknown || e.Reason != ReasonTimeout {
+			t.Errorf("Create() = %+v, want timeout, dispatch unknown", *e)
+		}
+	}
+	l, err := c.Toolbox(&Sandbox{ID: "box", ToolboxURL: s.URL}).Follow(t.Context(), "s", "c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if got, err := io.ReadAll(l); string(got) != "log" || err != nil {
+		t.Errorf("followed %q, %v", got, err)
+	}
+	untrusted := newClient(t, Config{APIURL: s.URL, APIKey: testKey})
+	_, err = untrusted.Create(t.Context(), CreateRequest{Name: "x"})
+	if e := failure(t, err); e.Dispatch != DispatchNo || e.Reason != ReasonConnect {
+		t.Errorf("Create() to an unknown certificate = %+v, want connect, not dispatched", *e)
 	}
 }
 

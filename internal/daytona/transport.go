@@ -47,7 +47,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		return nil, errNoCall
 	}
 	k.mu.Lock()
-	k.method, k.status, k.sendErr, k.header, k.reply = req.Method, 0, nil, nil, reply{}
+	k.method, k.status, k.sendErr, k.reply = req.Method, 0, nil, reply{}
 	if err := ctx.Err(); err != nil {
 		k.sendErr = err
 		k.mu.Unlock()
@@ -125,7 +125,7 @@ func (t *transport) record(k *call, resp *http.Response) {
 	parsed, retry := parseReply(k.op, resp.StatusCode, body), retryAfter(resp.Header, time.Now())
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.status, k.header, k.reply, k.retry = resp.StatusCode, resp.Header, parsed, retry
+	k.status, k.reply, k.retry = resp.StatusCode, parsed, retry
 }
 
 func closeBody(req *http.Request) {
