@@ -44,6 +44,10 @@ type Session struct {
 	Scratch string
 }
 
+// ownGroup runs the script $1 with the shell $0 in a process group of its own, as far as the shell that runs it controls
+// jobs without a terminal: bash does, dash does not.
+const ownGroup = `set -m; "$0" -c "$1" sh <&4 2>&3 3>&- 4<&- & exec 3>&- 4<&-; wait $!`
+
 // RefusedStatus is the exit status of a dispatch that was refused. A command may end with it too: only the marks tell.
 const RefusedStatus = 255
 
@@ -70,15 +74,15 @@ func (s Session) Text() string {
 	fmt.Fprintf(&b, "_leasehold_n=%d\n", s.Fence)
 	b.WriteString(s.Mark.print(markAccepted) + "\n")
 	b.WriteString(login.shell("_leasehold_sh") + "\n")
+	b.WriteString("_leasehold_c=" + quoteText(login.Text()) + "\n")
 	b.WriteString("_leasehold_rc=125\n") // if the redirection of stdin fails, the group below does not run
 	b.WriteString("{\n")
 	if s.Scratch != "" {
 		b.WriteString("rm -rf -- " + Quote(s.Scratch) + "\n")
 	}
 	// In a subshell, because dash redirects in the parent, which then says "Killed" on the command's stderr.
-	run := "\"$_leasehold_sh\" -c " + quoteText(login.Text()) + " sh 2>&3 3>&-"
-	b.WriteString("if command -v setsid >/dev/null; then set +m; (exec setsid " + run + ")\n")
-	b.WriteString("else (set -m; " + run + " <&4 4<&- & exec 4<&-; wait $!) 4<&0; fi\n")
+	b.WriteString("if command -v setsid >/dev/null; then set +m; (exec setsid \"$_leasehold_sh\" -c \"$_leasehold_c\" sh 2>&3 3>&-)\n")
+	b.WriteString("else \"$_leasehold_sh\" -c " + Quote(ownGroup) + " \"$_leasehold_sh\" \"$_leasehold_c\" 4<&0; fi\n")
 	b.WriteString("_leasehold_rc=$?\n")
 	b.WriteString("} <" + Quote(stdin) + " 3>&2 2>/dev/null\n")
 	end := "printf '%s\\n%s:%s\\n' "
@@ -89,7 +93,7 @@ func (s Session) Text() string {
 	b.WriteString(s.Mark.print(markRefused) + " >&2\n")
 	fmt.Fprintf(&b, "_leasehold_rc=%d\n", RefusedStatus)
 	b.WriteString("fi\n")
-	b.WriteString("_leasehold_end() { return \"$1\"; }\n_leasehold_end \"$_leasehold_rc\"\n")
+	b.WriteString("unset _leasehold_c\n_leasehold_end() { return \"$1\"; }\n_leasehold_end \"$_leasehold_rc\"\n")
 	return b.String()
 }
 
