@@ -30,7 +30,6 @@ type scripted struct {
 	log    []byte
 	exit   *int
 	events []string // "<virtual time> <request>"
-	served sync.WaitGroup
 
 	// Replacements; nil means the faithful answer.
 	onStatus, onLogs, onDelete, onUpload func(w http.ResponseWriter, r *http.Request, s *scripted)
