@@ -1,4 +1,4 @@
-module github.com/leasehold-go/leasehold/internal/emulator/openapicheck
+module github.com/leasehold-go/leasehold/internal/daytona/openapicheck
 
 go 1.26.0
 
