@@ -78,20 +78,20 @@ func (p *provider) setUp(ctx context.Context, op string, box *daytona.Toolbox, r
 	return result, nil
 }
 
-// setUpScript reports each step with a marked line. It ends at the first step that fails.
+// setUpScript reports each step with a marked line. It ends at the first step that fails. It starts one process: each more
+// would be felt, in a request that every acquisition waits for.
 func setUpScript(mark, workspace, content string) string {
 	say := "printf '\\n" + mark + " %s %s\\n' "
 	return strings.Join([]string{
 		"umask 022",
 		"ws=" + script.Quote(workspace),
-		// A command substitution drops final newlines, which a path may end in.
-		"case $ws in /*) ;; *) here=$(pwd; echo .); here=${here%??}; ws=${here%/}/$ws ;; esac",
+		"case $ws in /*) ;; *) ws=${PWD%/}/$ws ;; esac",
 		`mkdir -p -- "$ws/` + sentinelDir + `" </dev/null || exit 1`,
 		say + "workspace ok",
 		"shell=sh; command -v bash >/dev/null 2>&1 && shell=bash",
 		say + `shell "$shell"`,
-		`new="$ws/` + sentinelDir + `/.new.$$"`,
-		`printf %s ` + script.Quote(content) + ` >"$new" && mv -f -- "$new" "$ws/` + sentinelFile + `" </dev/null || exit 1`,
+		// Written in place: nobody looks for it before the acquisition has returned.
+		`printf %s ` + script.Quote(content) + ` >"$ws/` + sentinelFile + `" || exit 1`,
 		// The directory is the library's: it must not show up in a workspace that is a Git work tree.
 		`printf '*\n' >"$ws/` + sentinelDir + `/.gitignore"`,
 		say + "sentinel ok",
