@@ -47,7 +47,7 @@ func TestExecute(t *testing.T) {
 		"environment":                  {executeRequest{Command: "echo $A$B", Envs: map[string]string{"A": "1 $B", "B": "2"}}, executeResponse{0, "1 $B2\n"}},
 		"environment of the sandbox":   {executeRequest{Command: "echo $OF_SANDBOX $TZ"}, executeResponse{0, "yes Asia/Tokyo\n"}},
 		"request over sandbox":         {executeRequest{Command: "echo $OF_SANDBOX", Envs: map[string]string{"OF_SANDBOX": "no"}}, executeResponse{0, "no\n"}},
-		"nothing of the host":          {executeRequest{Command: "echo [$LEASEHOLD_TEST_SECRET]"}, executeResponse{0, "[]\n"}},
+		"nothing of the host":          {executeRequest{Command: "echo \"[$LEASEHOLD_TEST_SECRET]\""}, executeResponse{0, "[]\n"}},
 		"invalid UTF-8":                {executeRequest{Command: `printf 'a\377b\300\257'`}, executeResponse{0, "a\ufffdb\ufffd\ufffd"}},
 		"NUL":                          {executeRequest{Command: `printf 'a\000b'`}, executeResponse{0, "a\x00b"}},
 		"marks are nothing special":    {executeRequest{Command: `printf '\001\001\001a\002\002\002'`}, executeResponse{0, "\x01\x01\x01a\x02\x02\x02"}},

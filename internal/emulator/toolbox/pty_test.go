@@ -406,7 +406,8 @@ func TestManyTerminalsRunSideBySide(t *testing.T) {
 			for j := range 20 {
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				defer cancel()
-				if err := s.conn.Write(ctx, websocket.MessageBinary, fmt.Appendf(nil, "echo \"<%d-%d>\"\n", i, j)); err != nil {
+				// The quotes keep what a line editor echoes apart from what the command says.
+				if err := s.conn.Write(ctx, websocket.MessageBinary, fmt.Appendf(nil, "echo '<%d''-%d>'\n", i, j)); err != nil {
 					t.Error(err)
 					return
 				}
