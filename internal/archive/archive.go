@@ -62,16 +62,16 @@ func (s *Summary) Skip(name string, r Reason) {
 
 // Sentinels of [Error]. Each error of this package is an *Error that matches exactly one of them, or the context's cause.
 var (
-	ErrChanged = errors.New("changed while it was read")             // a source file grew, shrank, vanished or was swapped
-	ErrSource  = errors.New("cannot be read")                        // the host's source
-	ErrWrite   = errors.New("archive stream refused")                // the writer given to WriteTree failed
-	ErrRead    = errors.New("archive stream broke")                  // the reader given to Extract failed
-	ErrUnsafe  = errors.New("would reach outside the destination")   // a name or a link
-	ErrCorrupt = errors.New("archive is damaged or cut off")         // not a whole tar archive
-	ErrLimit   = errors.New("limit reached")                         // one of the limits of ExtractOptions
-	ErrSpace   = errors.New("too little space left")                 // the host disk's reserve
-	ErrDest    = errors.New("destination cannot be written")         // the host's destination
-	ErrType    = errors.New("destination has another kind of entry") // a file where a directory is wanted, a link
+	ErrChanged = errors.New("changed while it was read")           // a source file grew, shrank, vanished or was swapped
+	ErrSource  = errors.New("cannot be read")                      // the host's source
+	ErrWrite   = errors.New("archive stream refused")              // the writer given to WriteTree failed
+	ErrRead    = errors.New("archive stream broke")                // the reader given to Extract failed
+	ErrUnsafe  = errors.New("would reach outside the destination") // a name or a link
+	ErrCorrupt = errors.New("archive is damaged or cut off")       // not a whole tar archive
+	ErrLimit   = errors.New("limit reached")                       // one of the limits of ExtractOptions
+	ErrSpace   = errors.New("too little space left")               // the host disk's reserve
+	ErrDest    = errors.New("cannot be written")                   // the host's destination
+	ErrType    = errors.New("cannot be replaced")                  // a file where a directory is wanted, a link
 )
 
 // Error names the entry at which an operation failed and why.

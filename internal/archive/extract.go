@@ -30,7 +30,7 @@ type ExtractOptions struct {
 	Reserve int64
 	// Size is the exact length of the archive in bytes; 0 when it is not known.
 	Size int64
-	// Mode is the mode of the directory of [Extract], or of the file of [ExtractFile]. Zero is, for a directory, the mode
+	// Mode is the mode of the directory of [Extract], or of the file of [ExtractFile]. 0 is, for a directory, the mode
 	// that it had before, else 0755; for a file the archive's mode.
 	Mode fs.FileMode
 	// Progress is called after each entry and after each chunk of a file, with the totals so far; nil for none.
@@ -115,6 +115,7 @@ type extractor struct {
 	space *space
 	buf   []byte
 	bytes int64 // promised by headers so far
+	folds *bool // whether the destination's file system folds names; nil when nobody had to know yet
 }
 
 type level struct {
@@ -367,6 +368,13 @@ func (x *extractor) place(base, name string, create func() error) (bool, error) 
 // exact makes sure that what exists under a name has exactly that name. On a file system that folds case or Unicode
 // forms, two members could otherwise become one without anybody noticing.
 func (x *extractor) exact(base, name string) error {
+	if x.folds == nil {
+		folds := foldsNames(x.root)
+		x.folds = &folds
+	}
+	if !*x.folds { // no need to read a whole directory for each of a million members of one name
+		return nil
+	}
 	d, err := x.top().Open(".")
 	if err != nil {
 		return fail(ErrDest, name, "", err)
@@ -386,6 +394,24 @@ func (x *extractor) exact(base, name string) error {
 			return fail(ErrDest, name, "", err)
 		}
 	}
+}
+
+// foldsNames reports whether a directory takes different names for the same one: it asks for a file by names that differ
+// in case and in Unicode form. It assumes so when it cannot tell.
+func foldsNames(root *os.Root) bool {
+	name := StageName() + "-\u00e9" // composed
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return true
+	}
+	f.Close()
+	defer root.Remove(name)
+	for _, other := range []string{strings.ToUpper(name), strings.TrimSuffix(name, "\u00e9") + "e\u0301"} {
+		if _, err := root.Lstat(other); !errors.Is(err, fs.ErrNotExist) {
+			return true
+		}
+	}
+	return false
 }
 
 func (x *extractor) file(h *tar.Header, base, name string) (bool, error) {

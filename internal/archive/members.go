@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"path/filepath"
 	"strings"
 	"time"
@@ -18,53 +19,60 @@ type members struct {
 	tr    *tar.Reader
 	opt   ExtractOptions
 	sum   *Summary
-	pos   int64 // position in the stream before the last call of next
 	count int64 // members seen
 }
 
-// source counts the bytes that the tar reader consumes, and how many of the last ones were zero. It hides Seek: a tar
-// reader that could seek would skip content without proving that it exists.
+// source counts the bytes that the tar reader consumes, bounds them, and remembers whether it has met the end of the
+// stream. It hides Seek: a tar reader that could seek would skip content without proving that it exists.
 type source struct {
 	ctx   context.Context
 	r     *bufio.Reader
 	n     int64
-	zeros int   // at the end of what was consumed, counted up to endSize
-	err   error // of the reader below, other than io.EOF
+	limit int64
+	ended bool  // the end of the stream was read
+	err   error // of the reader below, other than io.EOF; an *Error when the limit was reached
 }
 
-// endSize is the size of the two zero blocks that end an archive.
-const endSize = 1024
-
 func (s *source) Read(p []byte) (int, error) {
-	if s.ctx.Err() != nil {
+	switch {
+	case s.err != nil:
+		return 0, s.err
+	case s.ctx.Err() != nil:
 		s.err = context.Cause(s.ctx)
+		return 0, s.err
+	case s.n > s.limit:
+		s.err = fail(ErrLimit, "", "more headers and skipped content than its entries can need", nil)
 		return 0, s.err
 	}
 	n, err := s.r.Read(p)
 	s.n += int64(n)
-	zeros := 0
-	for zeros < n && zeros < endSize && p[n-1-zeros] == 0 {
-		zeros++
-	}
-	if zeros == n {
-		zeros = min(endSize, zeros+s.zeros)
-	}
-	s.zeros = zeros
-	if err != nil && err != io.EOF {
+	switch err {
+	case nil:
+	case io.EOF:
+		s.ended = true
+	default:
 		s.err = err
 	}
 	return n, err
 }
 
+// memberOverhead is what the limits grant each member of an archive beside its content: headers, long names, extended
+// attributes, and content that is skipped.
+const memberOverhead = 64 << 10
+
 func newMembers(ctx context.Context, r io.Reader, opt ExtractOptions, sum *Summary) *members {
-	src := &source{ctx: ctx, r: bufio.NewReaderSize(r, chunkSize)}
+	src := &source{ctx: ctx, r: bufio.NewReaderSize(r, chunkSize), limit: opt.MaxBytes}
+	if overhead := opt.MaxEntries; overhead < (math.MaxInt64-src.limit)/memberOverhead {
+		src.limit += overhead * memberOverhead
+	} else {
+		src.limit = math.MaxInt64
+	}
 	return &members{ctx: ctx, src: src, tr: tar.NewReader(src), opt: opt, sum: sum}
 }
 
 // next returns the next member with its checked name, "" for the root of the tree; io.EOF after a proved end.
 func (m *members) next() (*tar.Header, string, error) {
 	for {
-		m.pos = m.src.n
 		h, err := m.tr.Next()
 		if err == io.EOF {
 			return nil, "", m.end()
@@ -84,15 +92,16 @@ func (m *members) next() (*tar.Header, string, error) {
 }
 
 // end is called when the tar reader saw an end. It also says so when the stream merely stopped between two members, as
-// a cut archive does, so the two zero blocks must have been consumed by this very call. Zeros may follow, which is how
-// tar fills its last record; anything else is refused, because nobody would ever have looked at it.
+// a cut archive does: only if the two zero blocks came has it not yet met the end of the stream. Zeros may follow, which
+// is how tar fills its last record; anything else is refused, because nobody would ever have looked at it.
 func (m *members) end() error {
 	if m.src.err != nil {
 		return m.readError(m.src.err, "")
 	}
-	if m.src.n-m.pos < endSize || m.src.zeros < endSize {
+	if m.src.ended {
 		return fail(ErrCorrupt, "", "the stream ended before the end of the archive", nil)
 	}
+	first := m.src.n
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := m.src.Read(buf)
@@ -104,7 +113,7 @@ func (m *members) end() error {
 		if m.opt.Size > 0 && m.src.n > m.opt.Size {
 			break
 		}
-		if m.src.n-m.pos > maxPadding {
+		if m.src.n-first > maxPadding {
 			return fail(ErrCorrupt, "", "the padding after the end of the archive has no end", nil)
 		}
 		if err == io.EOF {
@@ -128,6 +137,9 @@ const maxPadding = 4 << 20
 func (m *members) readError(err error, name string) error {
 	if m.ctx.Err() != nil {
 		return context.Cause(m.ctx)
+	}
+	if own, ok := m.src.err.(*Error); ok {
+		return own
 	}
 	if m.src.err != nil {
 		return fail(ErrRead, name, "", m.src.err)

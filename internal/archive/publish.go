@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // StagePrefix starts the names of the private directories and files in which transfers prepare their result.
@@ -24,11 +25,15 @@ type stage struct {
 	base   string      // the destination's name in parent
 	path   string      // the destination as the caller wrote it, for errors
 	name   string      // of the prepared entry in parent
+	lock   *os.File    // the prepared entry, held while it is in use, see sweepStages
 	before fs.FileInfo // what is at the destination, nil for nothing
 }
 
 // newStage opens the destination's parent, after making it if needed, and checks the destination.
 func newStage(dest string, dir bool) (*stage, error) {
+	if dest == "" { // which would mean the working directory of the process
+		return nil, fail(ErrType, dest, "no destination was named", nil)
+	}
 	abs, err := filepath.Abs(dest)
 	if err != nil {
 		return nil, fail(ErrDest, dest, "", err)
@@ -44,6 +49,7 @@ func newStage(dest string, dir bool) (*stage, error) {
 	if err != nil {
 		return nil, fail(ErrDest, dest, "", err)
 	}
+	sweepStages(root)
 	s := &stage{parent: root, base: base, path: dest, name: StageName()}
 	if err := s.check(dir); err != nil {
 		root.Close()
@@ -78,6 +84,9 @@ func (s *stage) makeDir() (*os.Root, error) {
 	if err != nil {
 		return nil, fail(ErrDest, s.path, "", err)
 	}
+	if s.lock, err = root.Open("."); err == nil {
+		holdStage(s.lock)
+	}
 	return root, nil
 }
 
@@ -86,7 +95,56 @@ func (s *stage) close() {
 	if s.name != "" {
 		_ = removeTree(s.parent, s.name)
 	}
+	if s.lock != nil {
+		s.lock.Close()
+	}
 	s.parent.Close()
+}
+
+// sweepStages removes what extractions into the same parent left when their process was killed. Failing to is no failure.
+//
+// A stage that is in use is locked. One that was made a moment ago may not be yet.
+func sweepStages(parent *os.Root) {
+	d, err := parent.Open(".")
+	if err != nil {
+		return
+	}
+	defer d.Close()
+	for {
+		names, err := d.Readdirnames(1024)
+		for _, name := range names {
+			if strings.HasPrefix(name, StagePrefix) && stageAbandoned(parent, name) {
+				_ = removeTree(parent, name)
+			}
+		}
+		if err != nil {
+			return
+		}
+	}
+}
+
+const (
+	stageUnlocked = time.Minute    // how long a new stage may be unlocked
+	stageUnknown  = 24 * time.Hour // and how old one must be where nobody can tell whether it is locked
+)
+
+// stageAbandoned reports whether no living process uses a stage.
+func stageAbandoned(parent *os.Root, name string) bool {
+	fi, err := parent.Lstat(name)
+	if err != nil || !fi.IsDir() && !fi.Mode().IsRegular() {
+		return false
+	}
+	age := time.Since(fi.ModTime())
+	if age < stageUnlocked {
+		return false
+	}
+	f, err := parent.OpenFile(name, os.O_RDONLY|openNonblock, 0)
+	if err != nil {
+		return age > stageUnknown
+	}
+	defer f.Close()
+	free, known := stageFree(f)
+	return known && free || !known && age > stageUnknown
 }
 
 // publishDir puts the prepared directory in the destination's place, and removes what was there.
@@ -149,7 +207,7 @@ func unlock(root *os.Root, name string) {
 	if fi.Mode()&0o700 != 0o700 && root.Chmod(name, fi.Mode().Perm()|0o700) != nil {
 		return
 	}
-	sub, err := root.OpenRoot(name)
+	sub, err := root.OpenRoot(name + onlyDir)
 	if err != nil {
 		return
 	}
@@ -195,6 +253,7 @@ func ExtractFile(ctx context.Context, r io.Reader, file string, opt ExtractOptio
 		return sum, fail(ErrDest, file, "", err)
 	}
 	defer f.Close() // a second close is harmless
+	holdStage(f)
 	progress := func() {
 		if opt.Progress != nil {
 			opt.Progress(sum.Entries, sum.Bytes)
@@ -211,9 +270,6 @@ func ExtractFile(ctx context.Context, r io.Reader, file string, opt ExtractOptio
 	if err := f.Chmod(mode.Perm()); err != nil {
 		return sum, fail(ErrDest, file, "", err)
 	}
-	if err := f.Close(); err != nil {
-		return sum, fail(ErrDest, file, "", err)
-	}
 	if sensibleTime(h.ModTime) {
 		if err := st.parent.Chtimes(st.name, h.ModTime, h.ModTime); err != nil {
 			return sum, fail(ErrDest, file, "", err)
@@ -223,6 +279,9 @@ func ExtractFile(ctx context.Context, r io.Reader, file string, opt ExtractOptio
 		return sum, fail(ErrUnsafe, other.Name, "a second member", nil)
 	} else if err != io.EOF {
 		return sum, err
+	}
+	if err := f.Close(); err != nil {
+		return sum, fail(ErrDest, file, "", err)
 	}
 	if err := st.check(false); err != nil {
 		return sum, err

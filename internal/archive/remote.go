@@ -115,7 +115,9 @@ func command(text string, args ...string) string {
 type Reply struct {
 	Word    Word
 	Bytes   int64    // of the archive
-	Sockets []string // names that an export left out
+	Sockets []string // names that an export left out, at most [MaxSkipped]
+	// SocketCount counts all that it left out.
+	SocketCount int
 }
 
 // ParseReply finds a script's words in its output, by the scratch directory's unguessable name. It reports false when
@@ -130,11 +132,15 @@ func ParseReply(output, scratch string) (Reply, bool) {
 		}
 		word, arg, _ := strings.Cut(rest, " ")
 		if word == "skip" {
-			r.Sockets = append(r.Sockets, strings.TrimPrefix(arg, "./"))
+			if r.SocketCount++; len(r.Sockets) < MaxSkipped {
+				r.Sockets = append(r.Sockets, strings.TrimPrefix(arg, "./"))
+			}
 			continue
 		}
 		r.Word = Word(word)
-		r.Bytes, _ = strconv.ParseInt(arg, 10, 64)
+		if r.Bytes, _ = strconv.ParseInt(arg, 10, 64); r.Bytes < 0 {
+			r.Bytes = 0
+		}
 	}
 	return r, r.Word != ""
 }

@@ -23,12 +23,18 @@ type Source interface {
 // Dir opens a directory of the host as a source. A path that is a link to a directory is followed once, here; links
 // inside are never followed. The caller closes the source.
 func Dir(name string) (Source, error) {
-	root, err := os.OpenRoot(name)
+	if name == "" {
+		return nil, fail(ErrSource, name, "no directory was named", nil)
+	}
+	root, err := os.OpenRoot(name + onlyDir)
 	if err != nil {
 		return nil, fail(ErrSource, name, "", err)
 	}
 	return dirSource{root}, nil
 }
+
+// onlyDir at the end of a path keeps [os.OpenRoot] from opening anything but a directory: it would wait for a FIFO's writer.
+const onlyDir = "/."
 
 // dirSource works relative to an open directory, so that neither a swapped ancestor nor the length of the path matters.
 // It does not go through [os.Root.FS], which refuses names that are not UTF-8.
@@ -53,7 +59,7 @@ func (d dirSource) open(name string) (fs.File, error) {
 func (d dirSource) Close() error { return d.root.Close() }
 
 func (d dirSource) sub(name string) (Source, error) {
-	root, err := d.root.OpenRoot(name)
+	root, err := d.root.OpenRoot(name + onlyDir)
 	if err != nil {
 		return nil, err
 	}

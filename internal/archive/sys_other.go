@@ -4,6 +4,7 @@ package archive
 
 import (
 	"io/fs"
+	"os"
 	"runtime"
 )
 
@@ -13,5 +14,11 @@ type fileID struct{ dev, ino uint64 }
 
 // linkID knows no hard links here: each name is archived as a file of its own.
 func linkID(fs.FileInfo) (fileID, bool) { return fileID{}, false }
+
+// holdStage has no means here.
+func holdStage(*os.File) {}
+
+// stageFree does not know.
+func stageFree(*os.File) (free, known bool) { return false, false }
 
 const windows = runtime.GOOS == "windows"

@@ -4,7 +4,10 @@ package archive
 
 import (
 	"io/fs"
+	"os"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // openNonblock keeps the opening of something that turned into a FIFO from waiting for a writer.
@@ -20,6 +23,21 @@ func linkID(fi fs.FileInfo) (fileID, bool) {
 		return fileID{}, false
 	}
 	return fileID{uint64(st.Dev), uint64(st.Ino)}, true
+}
+
+// holdStage marks a stage as being in use, until the file is closed or the process ends, however it ends.
+func holdStage(f *os.File) { _ = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
+
+// stageFree reports whether nobody holds a stage, and whether that could be found out.
+func stageFree(f *os.File) (free, known bool) {
+	switch err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err {
+	case nil:
+		return true, true
+	case unix.EWOULDBLOCK:
+		return false, true
+	default:
+		return false, false
+	}
 }
 
 const windows = false
