@@ -50,7 +50,7 @@ func NewLocal(config LocalConfig) (Provider, error) {
 	}
 	server, err := emulator.Start(options)
 	if err != nil {
-		return nil, &Error{Op: "configure", Kind: KindIO, Dispatched: DispatchedNo, Message: "the local backend did not start", cause: err}
+		return nil, &Error{Op: "configure", Kind: KindIO, Dispatched: DispatchedNo, Message: "the local backend did not start: " + err.Error(), cause: err}
 	}
 	if config.Faults != nil {
 		config.Faults.attach(server)

@@ -20,7 +20,7 @@ func lockDir(dir string) (unlock func(), err error) {
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		f.Close()
 		if errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("%s is in use by another server", dir)
+			return nil, fmt.Errorf("%s is in use by another backend", dir)
 		}
 		return nil, err
 	}
