@@ -87,6 +87,8 @@ type transfer struct {
 	op   string
 	box  *daytona.Toolbox
 	done func() // ends the activity on the lease
+
+	source string // of an export, for errors
 }
 
 func (l *Lease) transfer(ctx context.Context, op string) (*transfer, error) {
@@ -186,13 +188,13 @@ func (t *transfer) refused(word archive.Word) *Error {
 	case archive.WordPublish:
 		e = t.fail(KindRefused, "an entry could not be renamed to its place: earlier ones are in theirs")
 	case archive.WordNotDir:
-		e = t.fail(KindInvalid, "the source is not a directory")
+		e = t.fail(KindInvalid, t.named("is not a directory"))
 	case archive.WordNotFile:
-		e = t.fail(KindInvalid, "the source is not a regular file")
+		e = t.fail(KindInvalid, t.named("is not a regular file"))
 	case archive.WordSymlink:
-		e = t.fail(KindUnsafe, "the source is a symbolic link")
+		e = t.fail(KindUnsafe, t.named("is a symbolic link"))
 	case archive.WordNoSource:
-		e = t.fail(KindNotFound, "the source does not exist")
+		e = t.fail(KindNotFound, t.named("does not exist in the sandbox"))
 	case archive.WordDenied:
 		e = t.fail(KindRefused, "a source may not be read by the sandbox's user")
 	case archive.WordChanged:
@@ -212,6 +214,9 @@ func (t *transfer) refused(word archive.Word) *Error {
 	e.Dispatched = DispatchedYes
 	return e
 }
+
+// named says something of an export's source.
+func (t *transfer) named(what string) string { return archive.QuoteName(t.source) + " " + what }
 
 // archived turns an error of the archive package, or of the stream below it, into one of the operation.
 func (t *transfer) archived(ctx context.Context, err error) error {

@@ -117,6 +117,7 @@ func (t *transfer) exportRequest(remote string, options ExportOptions, file bool
 	if err != nil {
 		return request, extraction, err
 	}
+	t.source = source
 	switch {
 	case options.MaxEntries < 0 || options.MaxBytes < 0:
 		return request, extraction, t.invalid("a limit is negative")
