@@ -16,7 +16,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Defaults and bounds of [Config].
+// Defaults of [Config].
 const (
 	DefaultAPIURL             = "https://app.daytona.io/api"
 	DefaultTimeout            = 5 * time.Minute
@@ -97,8 +97,8 @@ type Config struct {
 
 // FieldError is one problem of one field of a request or configuration.
 type FieldError struct {
-	Field   string
-	Problem string
+	Field   string // such as "Scope.Tenant"
+	Problem string // what is wrong with it, to follow the field's name
 }
 
 // problems collects what is wrong with an input, so that all of it is reported at once.

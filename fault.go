@@ -48,13 +48,14 @@ type Fault struct {
 	// Probability of a hit for those that may be hit. 0 means certainty. The sequence depends on the plan's seed only.
 	Probability float64
 
+	// Action is what happens. The rest are its parameters: each action's comment names those that it uses.
 	Action FaultAction
 	Delay  time.Duration
-	Status int
+	Status int // of the reply; 0 means 500
 	Header http.Header
 	Body   string // one that begins with { is sent as JSON
 	Bytes  int64
-	Code   int
+	Code   int // close code of a WebSocket
 }
 
 // FaultState is a fault, and what it has done since it was set.
