@@ -44,7 +44,7 @@ type ExportOptions struct {
 	MaxBytes int64
 	// Reserve is the free space in bytes that the host's disk keeps. 0 is 1 GiB, negative is none.
 	Reserve int64
-	// Mode is the mode of a single file, or of the local directory itself. 0 is, for a file, its mode in the sandbox;
+	// Mode is the mode of a single file, or of the local directory itself. 0 is, for a file, the one that it has in the sandbox;
 	// for a directory, the mode that the local directory had before, else 0755.
 	Mode fs.FileMode
 	// Progress is called from time to time, at most every 50 ms and from one goroutine at a time, and once more with
@@ -56,7 +56,8 @@ type ExportOptions struct {
 //
 // The local directory is replaced as a whole: it is prepared beside its place, and takes it by rename once it is proved
 // to be complete, in one step on Linux. What it held before is removed then; after any failure it is as it was. Missing
-// parents are made. A local path that is a link, or anything but a directory, is an [ErrConflict]. A relative remote
+// parents are made. A local path that is a link, or anything but a directory, is an [ErrConflict]. What a killed process left beside it is removed by the next export to a
+// path with the same parent. A relative remote
 // path is meant in the workspace, and "" is the workspace. The lease's own directory in it, ".leasehold", is never
 // exported, and neither are other transfers' scratch directories.
 //
@@ -176,6 +177,7 @@ func (t *transfer) export(ctx context.Context, request archive.RemoteExport, o a
 			sum.Skip(name, archive.ReasonSocket)
 		}
 	}
+	sum.SkippedCount += reply.SocketCount - len(reply.Sockets)
 	return sum, nil
 }
 

@@ -27,11 +27,10 @@ type ImportOptions struct {
 	// slash at the end restricts the pattern to directories. What lies in a matched directory is left out with it. There
 	// is no negation.
 	Exclude []string
-	// Mode replaces the permission bits of a single file. Nil keeps them.
-	Mode *fs.FileMode
+	// Mode is the mode of a single file. 0 is the one that it has on the host.
+	Mode fs.FileMode
 	// Progress is called from time to time, at most every 50 ms and from one goroutine at a time, and once more with
-	// Done at the end of a transfer that succeeded. For a directory it makes the import walk the tree once beforehand,
-	// for the totals. When a transfer has to begin anew, the counts do, too. Nil: no reports.
+	// Done at the end of a transfer that succeeded. When a transfer has to begin anew, the counts do, too. Nil: no reports.
 	Progress func(Progress)
 }
 
@@ -49,10 +48,13 @@ type ImportOptions struct {
 // dropped. Sockets, FIFOs and devices are left out and listed. The lease's own directory in the workspace,
 // ".leasehold", is never touched: an entry of that name is left out and listed.
 //
-// Two requests are made, whatever the size: one streams a tar archive to a scratch directory inside the remote
-// directory, without a temporary file on the host and in constant memory; one verifies its length, extracts it beside
-// its destination and publishes it. The sandbox needs room for both, and sh and tar. The scratch directory is removed on
-// every path. When a connection broke or a reply was lost, the import begins anew, once.
+// Two requests are made, whatever the size: one streams a tar archive, and each file of 8 MiB or more by itself, to a
+// scratch directory inside the remote directory, without a temporary file on the host and in constant memory; one
+// verifies their lengths, extracts the archive beside its destination and publishes the tree. The sandbox needs room for
+// the tree and once more for what the archive holds, and sh and tar. The scratch directory is removed on every path; one
+// that a killed host left is removed by an import into the same directory a day later. When a connection broke or a
+// reply was lost, the import begins anew, once. An import that fails may leave the remote directory behind, empty, if it
+// did not exist.
 //
 // A file that changes while it is read ends the import with [ErrIO], and nothing is published. A context that ends does
 // too, and Dir returns at once; the scratch directory is then removed in the background, which giving back the lease
@@ -74,34 +76,10 @@ func (i *Importer) Dir(ctx context.Context, localDir, remoteDir string, options 
 				return name == own || strings.HasPrefix(path.Base(name), archive.StagePrefix)
 			},
 		}
-		m := &meter{report: options.Progress}
-		s := importSource{dest: dest, meter: m}
-		if m.report != nil {
-			total, err := withTree(localDir, func(tree archive.Source) (archive.Summary, error) {
-				return archive.Count(ctx, tree, write)
-			})
-			if err != nil {
-				return s, t.archived(ctx, err)
-			}
-			m.state.TotalBytes, m.state.TotalEntries = total.Bytes, total.Entries
-		}
-		write.Progress = m.update
-		s.write = func(ctx context.Context, w io.Writer) (archive.Summary, error) {
-			return withTree(localDir, func(tree archive.Source) (archive.Summary, error) {
-				return archive.WriteTree(ctx, w, tree, write)
-			})
-		}
-		return s, nil
+		return importSource{dest, options.Progress, func(ctx context.Context) (*archive.Load, error) {
+			return archive.LoadTree(ctx, localDir, write)
+		}}, nil
 	})
-}
-
-func withTree(dir string, f func(archive.Source) (archive.Summary, error)) (archive.Summary, error) {
-	tree, err := archive.Dir(dir)
-	if err != nil {
-		return archive.Summary{}, err
-	}
-	defer tree.Close()
-	return f(tree)
 }
 
 // File copies one regular file of the host to a path in the sandbox, whose parents are made if needed. A relative remote
@@ -120,19 +98,17 @@ func (i *Importer) File(ctx context.Context, localPath, remotePath string, optio
 		if dest == "/" || remotePath == "" || strings.HasSuffix(remotePath, "/") {
 			return importSource{}, t.invalid("the remote path does not name a file")
 		}
-		m := &meter{report: options.Progress}
-		m.state.TotalEntries = 1
-		return importSource{dest: path.Dir(dest), meter: m, write: func(ctx context.Context, w io.Writer) (archive.Summary, error) {
-			return archive.WriteFile(ctx, w, localPath, path.Base(dest), archive.WriteOptions{Mode: options.Mode, Progress: m.update})
+		return importSource{path.Dir(dest), options.Progress, func(context.Context) (*archive.Load, error) {
+			return archive.LoadFile(localPath, path.Base(dest), archive.WriteOptions{Mode: options.Mode})
 		}}, nil
 	})
 }
 
 // importSource is what to import.
 type importSource struct {
-	dest  string // absolute directory in the sandbox
-	meter *meter
-	write func(ctx context.Context, w io.Writer) (archive.Summary, error) // may be called again
+	dest     string // absolute directory in the sandbox
+	progress func(Progress)
+	load     func(context.Context) (*archive.Load, error) // for each attempt
 }
 
 func (i *Importer) run(ctx context.Context, op string, prepare func(*transfer) (importSource, error)) (_ TransferResult, err error) {
@@ -151,7 +127,7 @@ func (i *Importer) run(ctx context.Context, op string, prepare func(*transfer) (
 		}
 		sum, again, err := t.importOnce(ctx, s)
 		if err == nil {
-			s.meter.done(Progress{Bytes: sum.Bytes, TotalBytes: sum.Bytes, Entries: sum.Entries, TotalEntries: sum.Entries})
+			(&meter{report: s.progress}).done(Progress{Bytes: sum.Bytes, TotalBytes: sum.Bytes, Entries: sum.Entries, TotalEntries: sum.Entries})
 			return t.result(sum, start), nil
 		}
 		if !again || attempt > 0 || ctx.Err() != nil {
@@ -164,10 +140,16 @@ func (i *Importer) run(ctx context.Context, op string, prepare func(*transfer) (
 // the connection broke during the upload, or when an answer was lost that nothing records. An import can be repeated,
 // and doing all of it again is what makes the outcome certain.
 func (t *transfer) importOnce(ctx context.Context, s importSource) (_ archive.Summary, again bool, _ error) {
-	remote := archive.RemoteImport{Dir: s.dest, Scratch: archive.StageName(), Own: t.own()}
-	scratch := path.Join(s.dest, remote.Scratch)
-
-	sum, err := t.upload(ctx, remote.Upload(), s.write)
+	load, err := s.load(ctx)
+	if err != nil {
+		t.done()
+		return archive.Summary{}, false, t.archived(ctx, err)
+	}
+	defer load.Close()
+	name := archive.StageName()
+	scratch := path.Join(s.dest, name)
+	m := &meter{report: s.progress, state: Progress{TotalBytes: load.Total.Bytes, TotalEntries: load.Total.Entries}}
+	sum, err := t.upload(ctx, scratch, load, m)
 	var lost *daytona.Error
 	if err != nil {
 		broke := errors.As(err, &lost) && unanswered(lost) && ctx.Err() == nil
@@ -177,8 +159,7 @@ func (t *transfer) importOnce(ctx context.Context, s importSource) (_ archive.Su
 		}
 		// All of it was sent and no answer came. The script will tell whether all of it arrived.
 	}
-	remote.Bytes = sum.Archive
-	reply, err := t.execute(ctx, remote.Script(), remote.Scratch)
+	reply, err := t.execute(ctx, load.Import(s.dest, name, t.own(), sum.Archive).Script(), scratch)
 	if err == nil && reply.Word == archive.WordOK {
 		t.done()
 		return sum, false, nil
@@ -194,19 +175,35 @@ func (t *transfer) importOnce(ctx context.Context, s importSource) (_ archive.Su
 	}
 }
 
-// upload streams what write writes to a file in the sandbox. The summary's Archive is 0 unless all of it was taken.
-func (t *transfer) upload(ctx context.Context, file string, write func(context.Context, io.Writer) (archive.Summary, error)) (archive.Summary, error) {
-	r, w := io.Pipe()
+// upload streams a load to the scratch directory in one request. The summary's Archive, the length of the archive, is 0
+// unless all of the load was taken.
+func (t *transfer) upload(ctx context.Context, scratch string, load *archive.Load, m *meter) (archive.Summary, error) {
+	parts := load.Parts()
+	files := make([]daytona.File, len(parts))
+	readers, writers := make([]*io.PipeReader, len(parts)), make([]*io.PipeWriter, len(parts))
+	for i, part := range parts {
+		readers[i], writers[i] = io.Pipe()
+		files[i] = daytona.File{Path: path.Join(scratch, part.Name), Content: readers[i]}
+	}
 	var sum archive.Summary
 	var writeErr error
 	written := make(chan struct{})
-	go func() {
+	go func() { // the upload reads one after another, too
 		defer close(written)
-		sum, writeErr = write(ctx, w)
-		w.CloseWithError(writeErr) // nil is io.EOF
+		for i, part := range parts {
+			var one archive.Summary
+			one, writeErr = part.Write(ctx, writers[i], func(entries, bytes int64) { m.update(sum.Entries+entries, sum.Bytes+bytes) })
+			sum.Add(one)
+			writers[i].CloseWithError(writeErr) // nil is io.EOF
+			if writeErr != nil {
+				return
+			}
+		}
 	}()
-	err := t.box.Upload(ctx, daytona.File{Path: file, Content: r})
-	r.CloseWithError(errUploadEnded)
+	err := t.box.Upload(ctx, files...)
+	for _, r := range readers {
+		r.CloseWithError(errUploadEnded)
+	}
 	<-written
 	var a *archive.Error
 	switch {

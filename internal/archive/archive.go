@@ -30,6 +30,17 @@ type Summary struct {
 	Leftover string
 }
 
+// Add adds what another operation moved.
+func (s *Summary) Add(other Summary) {
+	s.Entries += other.Entries
+	s.Bytes += other.Bytes
+	s.Archive += other.Archive
+	for _, skipped := range other.Skipped {
+		s.Skip(skipped.Name, skipped.Reason)
+	}
+	s.SkippedCount += other.SkippedCount - len(other.Skipped)
+}
+
 // MaxSkipped bounds [Summary.Skipped].
 const MaxSkipped = 1000
 

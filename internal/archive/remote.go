@@ -10,7 +10,7 @@ import (
 )
 
 // The other end of a transfer is a POSIX shell with tar, in the sandbox. These scripts run there, each in one request,
-// with sh, tar (GNU, busybox or bsdtar), find, mv, rm, dd, grep and wc. Each of them bears being delivered twice.
+// with sh, tar (GNU, busybox or bsdtar), find, mv, rm, dd, grep, touch and wc. Each of them bears being delivered twice.
 var (
 	//go:embed remote_import.sh
 	importScript string
@@ -20,8 +20,13 @@ var (
 	cleanupScript string
 )
 
-// RemoteArchive is the name of an archive in its scratch directory: where an import uploads it to.
-const RemoteArchive = "tree.tar"
+// Names in the scratch directory of an import: of the archive, of the directory with large files, and of the list in it
+// that says where they belong.
+const (
+	RemoteArchive = "tree.tar"
+	remoteLarge   = "large"
+	remotePlaces  = "places"
+)
 
 // RemoteExported is the name under which the export script leaves it.
 const RemoteExported = "tree"
@@ -57,6 +62,7 @@ type RemoteImport struct {
 	Dir     string // destination, absolute
 	Scratch string // name of the scratch directory in Dir, from [StageName]
 	Bytes   int64  // length of the archive
+	Places  int64  // length of the list of large files; 0 when there are none
 	Own     string // directory of the lease's own, absolute
 }
 
@@ -69,7 +75,7 @@ func (r RemoteImport) Upload() string { return path.Join(r.Dir, r.Scratch, Remot
 // Directories that exist are kept, with their mode, and filled; everything else of the archive replaces what has its
 // name. A directory that meets something else, or the reverse, is a conflict: it is looked for before the first rename.
 func (r RemoteImport) Script() string {
-	return command(importScript, r.Dir, r.Scratch, strconv.FormatInt(r.Bytes, 10), r.Own)
+	return command(importScript, r.Dir, r.Scratch, strconv.FormatInt(r.Bytes, 10), r.Own, strconv.FormatInt(r.Places, 10))
 }
 
 // RemoteExport is the script that makes an archive.

@@ -1,10 +1,11 @@
-# Takes in an uploaded archive. Arguments: destination, scratch name, bytes of the archive, the lease's own directory.
-# The archive lies at <destination>/<scratch>/tree.tar. The last line of output is "<scratch> <word>".
+# Takes in an upload. Arguments: destination, scratch name, bytes of the archive, the lease's own directory, bytes of the
+# list of large files, 0 for none. In <destination>/<scratch> lie the archive, tree.tar, and the large files: large/0,
+# large/1 and so on, with the list, large/places. The last line of output is "<scratch> <word>".
 set -u
 umask 022
-LC_ALL=C EXTRACT_UNSAFE_SYMLINKS=1
-export LC_ALL EXTRACT_UNSAFE_SYMLINKS
-dest=$1 mark=$2 bytes=$3 own=$4
+LC_ALL=C TZ=UTC0 EXTRACT_UNSAFE_SYMLINKS=1
+export LC_ALL TZ EXTRACT_UNSAFE_SYMLINKS
+dest=$1 mark=$2 bytes=$3 own=$4 places=$5
 [ "$dest" != / ] || dest=
 s=$dest/$mark
 
@@ -15,6 +16,12 @@ scrap() {
   rm -rf "$s" 2>/dev/null
 }
 fail() { scrap; say "$1"; exit 0; }
+size() { n=$(wc -c <"$1") && echo $((n)); }
+
+# What imports of a host that died left here long ago.
+for old in "$dest"/.leasehold-xfer-*; do
+  [ "$old" = "$s" ] || [ ! -d "$old" ] || find "$old" -prune -mmin +1440 -exec rm -rf {} + 2>/dev/null
+done
 
 # The request may be delivered twice. The first delivery works; another one waits for its end, and then knows nothing.
 if ! mkdir "$s/run" 2>/dev/null; then
@@ -31,11 +38,28 @@ if ! mkdir "$s/run" 2>/dev/null; then
 fi
 echo $$ >"$s/run/pid" 2>/dev/null
 
-# Renamed first: a late second delivery of the upload can then no longer cut the file that was measured.
+# Renamed first: a late second delivery of the upload can then no longer cut the files that were measured.
 mv "$s/tree.tar" "$s/tree" 2>/dev/null || fail missing
-have=$(wc -c <"$s/tree")
-[ "$((have))" -eq "$bytes" ] || fail short
+[ "$(size "$s/tree")" = "$bytes" ] || fail short
 mkdir "$s/new" 2>/dev/null || fail nospace
+
+# put NUMBER NAME BYTES MODE TIME: gives a large file its place. The list calls it.
+put() {
+  [ "$(size "$s/apart/$1")" = "$3" ] || exit 3
+  case $2 in */*) mkdir -p "./${2%/*}" || exit 1 ;; esac
+  [ "$5" = - ] || touch -t "$5" "$s/apart/$1" || exit 1
+  chmod "$4" "$s/apart/$1" && mv "$s/apart/$1" "./$2" || exit 1
+}
+if [ "$places" -gt 0 ]; then
+  mv "$s/large" "$s/apart" 2>/dev/null || fail missing
+  [ "$(size "$s/apart/places")" = "$places" ] || fail short
+  ( cd "$s/new" && . "$s/apart/places" ) >/dev/null 2>&1
+  case $? in
+    0) ;;
+    3) fail short ;;
+    *) dd if=/dev/zero of="$s/probe" bs=65536 count=2 2>/dev/null || fail nospace; fail extract ;;
+  esac
+fi
 # Without a umask: busybox applies it to modes unless it runs as root, -p or not.
 ( umask 0; cd "$s/new" && exec tar -x -p -o -f - <"$s/tree" ) >/dev/null 2>"$s/log" &
 child=$!
@@ -87,7 +111,9 @@ move() {
       # A directory that its owner may not write cannot be renamed into another one.
       if [ ! -w "$e" ]; then
         t=$2/${e##*/}
-        chmod u+w "$e" && mv "$e" "$t" && chmod u-w "$t" || return 1
+        chmod u+w "$e" || return 1
+        mv -f -- "$e" "$2/" || { chmod u-w "$e"; return 1; }
+        chmod u-w "$t" || return 1
         continue
       fi
     fi
@@ -105,6 +131,10 @@ flush() {
 check "$s/new" "$dest" || fail conflict
 # Whoever makes the gate decides: this script, to publish, or the caller's cleanup, to end it.
 mkdir "$s/gate" 2>/dev/null || fail canceled
-move "$s/new" "$dest" 2>/dev/null || fail publish
+# Where another import made a directory of the same name meanwhile, what is left goes into that one.
+n=0
+until move "$s/new" "$dest" 2>/dev/null; do
+  n=$((n+1)); [ $n -lt 5 ] && check "$s/new" "$dest" || fail publish
+done
 scrap
 say ok

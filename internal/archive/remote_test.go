@@ -33,7 +33,7 @@ func userland(t testing.TB, kind string) string {
 	}
 	switch kind {
 	case "busybox":
-		for _, name := range strings.Fields("sh tar find mv rm dd grep wc mkdir cat chmod sleep kill printf") {
+		for _, name := range strings.Fields("sh tar find mv rm dd grep wc mkdir cat chmod sleep kill printf touch") {
 			link(name, "busybox")
 		}
 		return bin

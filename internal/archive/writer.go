@@ -17,7 +17,7 @@ import (
 	"github.com/leasehold-go/leasehold/internal/script"
 )
 
-// WriteOptions are the options of [WriteTree], [WriteFile] and [Count].
+// WriteOptions are the options of [WriteTree], [WriteFile] and of a [Load].
 type WriteOptions struct {
 	// Exclude leaves entries out, without listing them.
 	Exclude *Matcher
@@ -31,8 +31,8 @@ type WriteOptions struct {
 	RepeatDirs bool
 	// Progress is called after each entry and after each chunk of a file, with the totals so far; nil for none.
 	Progress func(entries, bytes int64)
-	// Mode replaces the permission bits of the file in [WriteFile] when it is not nil.
-	Mode *fs.FileMode
+	// Mode replaces the permission bits of the file in [WriteFile]. 0 keeps them.
+	Mode fs.FileMode
 }
 
 // ModesMember is the name of a shell script that sets the modes of directories, to be run in the root of the extracted
@@ -54,8 +54,7 @@ const chunkSize = 256 << 10
 // observed at each entry and each chunk.
 func WriteTree(ctx context.Context, w io.Writer, src Source, opt WriteOptions) (Summary, error) {
 	t := newTreeWriter(ctx, w, opt)
-	err := t.dir(src, "")
-	return t.finish(err)
+	return t.finish(t.tree(src))
 }
 
 // WriteFile writes an archive with one regular file, under the given name.
@@ -80,13 +79,6 @@ func WriteFile(ctx context.Context, w io.Writer, file, name string, opt WriteOpt
 	return t.finish(err)
 }
 
-// Count walks the tree as [WriteTree] would and returns its totals, without reading any file.
-func Count(ctx context.Context, src Source, opt WriteOptions) (Summary, error) {
-	t := &treeWriter{ctx: ctx, opt: opt, links: map[fileID]string{}}
-	err := t.dir(src, "")
-	return t.sum, err
-}
-
 // treeWriter is one walk. Without a tar writer it only counts.
 type treeWriter struct {
 	ctx   context.Context
@@ -97,6 +89,10 @@ type treeWriter struct {
 	buf   []byte
 	links map[fileID]string // the first name of each file that has several
 	dirs  []*tar.Header     // to be repeated
+	found *[]large          // where a walk that only counts notes large files; nil for none
+	apart []large           // files that are sent beside the archive, in the order of the walk
+	met   int               // how many of them the walk has met
+	root  Source            // of the tree
 	sum   Summary
 }
 
@@ -136,11 +132,12 @@ func (t *treeWriter) finish(err error) (Summary, error) {
 // repeat names the directories again, the last ones first.
 func (t *treeWriter) repeat() error {
 	var modes strings.Builder
+	holders := parents(t.apart) // made before the archive is extracted
 	for _, h := range slices.Backward(t.dirs) {
 		if err := t.header(h); err != nil {
 			return err
 		}
-		if h.Mode&0o700 != 0o700 {
+		if h.Mode&0o700 != 0o700 || holders[strings.TrimSuffix(h.Name, "/")] {
 			fmt.Fprintf(&modes, "chmod %o %s || exit 1\n", h.Mode, script.Quote("./"+h.Name))
 		}
 	}
@@ -165,6 +162,18 @@ func (t *treeWriter) writeError(err error) error {
 	default:
 		return fail(ErrWrite, "", "", err)
 	}
+}
+
+// tree walks the whole tree.
+func (t *treeWriter) tree(src Source) error {
+	t.root = src
+	if err := t.dir(src, ""); err != nil {
+		return err
+	}
+	if t.met < len(t.apart) {
+		return fail(ErrChanged, t.apart[t.met].name, "it vanished", nil)
+	}
+	return nil
 }
 
 func (t *treeWriter) dir(src Source, dir string) error {
@@ -273,8 +282,15 @@ func (t *treeWriter) file(src Source, base, name string, fi fs.FileInfo) error {
 		t.links[id] = name
 	}
 	if t.tw == nil {
+		if t.found != nil && fi.Size() >= LargeFile {
+			*t.found = append(*t.found, large{name, fi, func() (fs.File, error) { return t.root.open(name) }})
+		}
 		t.done(fi.Size())
 		return nil
+	}
+	if t.met < len(t.apart) && t.apart[t.met].name == name {
+		t.met++
+		return unchanged(name, t.apart[t.met-1].info, fi)
 	}
 	f, err := src.open(base)
 	if err != nil {
@@ -291,23 +307,26 @@ func (t *treeWriter) file(src Source, base, name string, fi fs.FileInfo) error {
 	return t.content(f, opened, name)
 }
 
-// content writes one regular file. The header promises fi's size: exactly that many bytes must come, and the file must
-// look the same afterwards.
+// content writes one regular file.
 func (t *treeWriter) content(f fs.File, fi fs.FileInfo, name string) error {
 	h := newHeader(tar.TypeReg, name, fi)
 	h.Size = fi.Size()
-	if t.opt.Mode != nil {
-		h.Mode = int64(t.opt.Mode.Perm())
-	}
+	h.Mode = int64(fileMode(fi, t.opt))
 	if err := t.header(h); err != nil {
 		return err
 	}
-	for left := h.Size; left > 0; {
+	return t.copy(t.tw, f, fi, name)
+}
+
+// copy copies the content of a file. The size that fi says was promised: exactly that many bytes must come, and the file
+// must look the same afterwards.
+func (t *treeWriter) copy(w io.Writer, f fs.File, fi fs.FileInfo, name string) error {
+	for left := fi.Size(); left > 0; {
 		if t.ctx.Err() != nil {
 			return context.Cause(t.ctx)
 		}
 		n, err := io.ReadFull(f, t.buf[:min(left, int64(len(t.buf)))])
-		if _, werr := t.tw.Write(t.buf[:n]); werr != nil {
+		if _, werr := w.Write(t.buf[:n]); werr != nil {
 			return t.writeError(werr)
 		}
 		left -= int64(n)
@@ -326,10 +345,21 @@ func (t *treeWriter) content(f fs.File, fi fs.FileInfo, name string) error {
 	if err != nil {
 		return sourceError(name, err)
 	}
-	if after.Size() != fi.Size() || !after.ModTime().Equal(fi.ModTime()) {
-		return fail(ErrChanged, name, "it was written to", nil)
+	if err := unchanged(name, fi, after); err != nil {
+		return err
 	}
 	t.done(0)
+	return nil
+}
+
+// unchanged compares two looks at a regular file.
+func unchanged(name string, before, after fs.FileInfo) error {
+	switch {
+	case !after.Mode().IsRegular() || !same(before, after):
+		return fail(ErrChanged, name, "another entry took its place", nil)
+	case after.Size() != before.Size() || !after.ModTime().Equal(before.ModTime()):
+		return fail(ErrChanged, name, "it was written to", nil)
+	}
 	return nil
 }
 
@@ -360,11 +390,23 @@ func (t *treeWriter) progress() {
 
 // newHeader describes an entry, without its owner.
 func newHeader(kind byte, name string, fi fs.FileInfo) *tar.Header {
+	return &tar.Header{Typeflag: kind, Name: name, Mode: int64(permissions(fi)), ModTime: wholeSecond(fi.ModTime()), Format: tar.FormatGNU}
+}
+
+func permissions(fi fs.FileInfo) fs.FileMode {
 	perm := fi.Mode().Perm()
 	if windows {
 		perm &^= 0o022 // Windows reports write permission for all
 	}
-	return &tar.Header{Typeflag: kind, Name: name, Mode: int64(perm), ModTime: wholeSecond(fi.ModTime()), Format: tar.FormatGNU}
+	return perm
+}
+
+// fileMode returns the permission bits that a regular file is sent with.
+func fileMode(fi fs.FileInfo, opt WriteOptions) fs.FileMode {
+	if opt.Mode != 0 {
+		return opt.Mode.Perm()
+	}
+	return permissions(fi)
 }
 
 // wholeSecond rounds down: the GNU format has no fractions, and a time rounded up could lie in the future.

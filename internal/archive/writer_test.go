@@ -244,7 +244,7 @@ func TestFileSystemsOtherThanTheHostsAreArchived(t *testing.T) {
 	}
 }
 
-func TestCountPredictsTheSummary(t *testing.T) {
+func TestWalkPredictsTheSummary(t *testing.T) {
 	dir := t.TempDir()
 	oddTree(t, dir)
 	exclude, err := NewMatcher([]string{"big"})
@@ -252,10 +252,12 @@ func TestCountPredictsTheSummary(t *testing.T) {
 		t.Fatal(err)
 	}
 	opt := WriteOptions{Exclude: exclude}
-	count, err := Count(context.Background(), open(t, dir), opt)
+	load, err := LoadTree(context.Background(), dir, opt)
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer load.Close()
+	count := load.Total
 	_, sum := pack(t, dir, opt)
 	if count.Entries != sum.Entries || count.Bytes != sum.Bytes {
 		t.Errorf("counted %d entries and %d bytes, wrote %d and %d", count.Entries, count.Bytes, sum.Entries, sum.Bytes)

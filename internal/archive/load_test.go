@@ -1,0 +1,270 @@
+//go:build unix
+
+package archive
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// largeTree fills dir with files that are sent by themselves, in places that make it hard.
+func largeTree(t testing.TB, dir string) {
+	t.Helper()
+	old := time.Unix(1_000_000_000, 0)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, mode := range map[string]fs.FileMode{
+		"plain": 0o644, "-rf": 0o755, "o'clock\n$(x) \xff": 0o600, "read only/deep/er/f": 0o444, "private/f": 0o640, "private/g": 0o400,
+	} {
+		path := filepath.Join(dir, name)
+		must(os.MkdirAll(filepath.Dir(path), 0o755))
+		must(os.WriteFile(path, []byte(name), 0o600))
+		must(os.Truncate(path, LargeFile+int64(len(name))))
+		must(os.Chmod(path, mode))
+		must(os.Chtimes(path, old, old))
+	}
+	must(os.WriteFile(filepath.Join(dir, "private", "small"), nil, 0o600))
+	must(os.Link(filepath.Join(dir, "plain"), filepath.Join(dir, "zz second name")))
+	must(os.Link(filepath.Join(dir, "-rf"), filepath.Join(dir, "private", "third name")))
+	for name, mode := range map[string]fs.FileMode{"read only/deep/er": 0o555, "read only/deep": 0o511, "read only": 0o555, "private": 0o700} {
+		must(os.Chmod(filepath.Join(dir, name), mode))
+		must(os.Chtimes(filepath.Join(dir, name), old, old))
+	}
+	t.Cleanup(func() { unlockAll(t, dir) })
+}
+
+// loaded uploads a load of src, as the daemon stores it.
+func loaded(t testing.TB, src, dest string) RemoteImport {
+	t.Helper()
+	load, err := LoadTree(t.Context(), src, WriteOptions{RepeatDirs: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer load.Close()
+	scratch := StageName()
+	var sum Summary
+	for _, part := range load.Parts() {
+		path := filepath.Join(dest, scratch, part.Name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		f, err := os.Create(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		one, err := part.Write(t.Context(), f, nil)
+		if err := errors.Join(err, f.Close()); err != nil {
+			t.Fatal(err)
+		}
+		sum.Add(one)
+	}
+	if sum.Entries != load.Total.Entries || sum.Bytes != load.Total.Bytes {
+		t.Errorf("sent %+v, want the totals of the walk, %+v", sum, load.Total)
+	}
+	return load.Import(dest, scratch, filepath.Join(dest, ".leasehold"), sum.Archive)
+}
+
+func TestLargeFilesGoBesideTheArchiveToTheirPlaces(t *testing.T) {
+	for _, kind := range sandboxes {
+		t.Run(kind, func(t *testing.T) {
+			path := userland(t, kind)
+			src, dest := t.TempDir(), t.TempDir()
+			largeTree(t, src)
+			r := loaded(t, src, dest)
+			if r.Bytes > LargeFile {
+				t.Errorf("the archive has %d bytes: the large files are in it", r.Bytes)
+			}
+			if got := deliver(t, path, r.Script(), r.Scratch); got.Word != WordOK {
+				t.Fatalf("word %q, want ok", got.Word)
+			}
+			t.Cleanup(func() { unlockAll(t, dest) })
+			want, have := describe(t, src), describe(t, dest)
+			if kind == "busybox" { // it makes hard links last of all, after it has set the directory's time
+				if err := os.Chtimes(filepath.Join(dest, "private"), time.Unix(1e9, 0), time.Unix(1e9, 0)); err != nil {
+					t.Fatal(err)
+				}
+				have = describe(t, dest)
+			}
+			if diff := cmp.Diff(want, have); diff != "" {
+				t.Errorf("tree mismatch (-want +got):\n%s", diff)
+			}
+			for _, names := range [][2]string{{"plain", "zz second name"}, {"-rf", "private/third name"}} {
+				a, err1 := os.Stat(filepath.Join(dest, names[0]))
+				b, err2 := os.Stat(filepath.Join(dest, names[1]))
+				if err1 != nil || err2 != nil || !os.SameFile(a, b) {
+					t.Errorf("%q are two files (%v, %v)", names, err1, err2)
+				}
+			}
+		})
+	}
+}
+
+func TestF2LargeFilesThatDidNotArriveWhole(t *testing.T) {
+	for name, tc := range map[string]struct {
+		harm func(scratch string) error
+		want Word
+	}{
+		"file short":      {func(s string) error { return os.Truncate(filepath.Join(s, "large", "0"), LargeFile) }, WordShort},
+		"file missing":    {func(s string) error { return os.Remove(filepath.Join(s, "large", "1")) }, WordShort},
+		"list short":      {func(s string) error { return os.Truncate(filepath.Join(s, "large", "places"), 30) }, WordShort},
+		"list missing":    {func(s string) error { return os.Remove(filepath.Join(s, "large", "places")) }, WordShort},
+		"all missing":     {func(s string) error { return os.RemoveAll(filepath.Join(s, "large")) }, WordMissing},
+		"archive missing": {func(s string) error { return os.Remove(filepath.Join(s, RemoteArchive)) }, WordMissing},
+	} {
+		t.Run(name, func(t *testing.T) {
+			src, dest := t.TempDir(), t.TempDir()
+			largeTree(t, src)
+			r := loaded(t, src, dest)
+			if err := tc.harm(filepath.Join(dest, r.Scratch)); err != nil {
+				t.Fatal(err)
+			}
+			if got := deliver(t, os.Getenv("PATH"), r.Script(), r.Scratch); got.Word != tc.want {
+				t.Errorf("word %q, want %q", got.Word, tc.want)
+			}
+			onlyEntries(t, dest)
+		})
+	}
+}
+
+func TestF2LargeFileThatChangesAfterTheWalkEndsTheImport(t *testing.T) {
+	for name, change := range map[string]func(file string) error{
+		"grew":     func(file string) error { return os.Truncate(file, LargeFile+1) },
+		"shrank":   func(file string) error { return os.Truncate(file, 1) },
+		"vanished": os.Remove,
+		"touched":  func(file string) error { return os.Chtimes(file, time.Unix(5, 0), time.Unix(5, 0)) },
+		"became a link": func(file string) error {
+			return errors.Join(os.Rename(file, file+"x"), os.Symlink("/etc/passwd", file))
+		},
+		"became another":  func(file string) error { return errors.Join(os.Rename(file, file+"x"), os.WriteFile(file, nil, 0o600)) },
+		"became a FIFO":   func(file string) error { return errors.Join(os.Remove(file), makeFIFO(file)) },
+		"became a folder": func(file string) error { return errors.Join(os.Remove(file), os.Mkdir(file, 0o700)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, sent := range []bool{false, true} { // before or after its content was sent
+				dir := t.TempDir()
+				file := filepath.Join(dir, "large")
+				if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, LargeFile)); err != nil {
+					t.Fatal(err)
+				}
+				load, err := LoadTree(t.Context(), dir, WriteOptions{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer load.Close()
+				if !sent {
+					if err := change(file); err != nil {
+						t.Fatal(err)
+					}
+				}
+				var failure error
+				for i, part := range load.Parts() {
+					var b bytes.Buffer
+					if _, failure = part.Write(context.Background(), &b, nil); failure != nil {
+						break
+					}
+					if sent && i == 0 {
+						if err := change(file); err != nil {
+							t.Fatal(err)
+						}
+					}
+				}
+				if !errors.Is(failure, ErrChanged) && !errors.Is(failure, ErrSource) {
+					t.Errorf("changed after it was sent %v: error %v, want one that is %q or %q", sent, failure, ErrChanged, ErrSource)
+				}
+			}
+		})
+	}
+}
+
+func TestStagesOfKilledProcessesAreSwept(t *testing.T) {
+	dir := t.TempDir()
+	old := time.Now().Add(-2 * stageUnlocked)
+	abandoned, used, young := filepath.Join(dir, StageName()), filepath.Join(dir, StageName()), filepath.Join(dir, StageName())
+	for _, stage := range []string{abandoned, used, young} {
+		if err := os.MkdirAll(filepath.Join(stage, "sealed"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(stage, "sealed", "f"), nil, 0o400); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(filepath.Join(stage, "sealed"), 0o500); err != nil {
+			t.Fatal(err)
+		}
+	}
+	file := filepath.Join(dir, StageName())
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, stage := range []string{abandoned, used, file} {
+		if err := os.Chtimes(stage, old, old); err != nil {
+			t.Fatal(err)
+		}
+	}
+	lock, err := os.Open(used)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	holdStage(lock)
+	if _, err := Extract(t.Context(), bytes.NewReader(tarball(t, entry{name: "f"})), filepath.Join(dir, "dest"), ExtractOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unlockAll(t, dir) })
+	onlyEntries(t, dir, "dest", filepath.Base(used), filepath.Base(young))
+}
+
+func TestImportScriptSweepsWhatAKilledHostLeft(t *testing.T) {
+	for _, kind := range sandboxes {
+		t.Run(kind, func(t *testing.T) {
+			src, dest := t.TempDir(), t.TempDir()
+			put(t, src, map[string]string{"f": "x"})
+			old, young := StageName(), StageName()
+			put(t, dest, map[string]string{old + "/tree.tar": "x", young + "/tree.tar": "x"})
+			at := time.Now().Add(-25 * time.Hour)
+			if err := os.Chtimes(filepath.Join(dest, old), at, at); err != nil {
+				t.Fatal(err)
+			}
+			r := uploaded(t, src, dest)
+			if got := deliver(t, userland(t, kind), r.Script(), r.Scratch); got.Word != WordOK {
+				t.Fatalf("word %q, want ok", got.Word)
+			}
+			onlyEntries(t, dest, young, "f")
+		})
+	}
+}
+
+// Imports into one directory meet each other's new directories.
+func TestImportScriptsShareNewDirectories(t *testing.T) {
+	src, dest := t.TempDir(), t.TempDir()
+	for i := range 30 {
+		put(t, src, map[string]string{string(rune('a'+i%26)) + "/" + string(rune('A'+i)) + "/f": "x"})
+	}
+	requests := make([]RemoteImport, 4)
+	for i := range requests {
+		requests[i] = uploaded(t, src, dest)
+	}
+	words := make(chan Word, len(requests))
+	for _, r := range requests {
+		go func() { words <- deliver(t, os.Getenv("PATH"), r.Script(), r.Scratch).Word }()
+	}
+	for range requests {
+		if got := <-words; got != WordOK {
+			t.Errorf("word %q, want ok", got)
+		}
+	}
+	if diff := cmp.Diff(contents(t, src), contents(t, dest)); diff != "" {
+		t.Errorf("destination mismatch (-want +got):\n%s", diff)
+	}
+}
