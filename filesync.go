@@ -96,12 +96,18 @@ func (l *Lease) transfer(ctx context.Context, op string) (*transfer, error) {
 	if err != nil {
 		return nil, err
 	}
-	box, err := l.toolbox(ctx)
-	if err != nil {
+	t := &transfer{l: l, op: op, done: done}
+	if ctx.Err() != nil { // nothing was sent, and nothing has to be removed
+		done()
+		e := t.canceled(ctx)
+		e.Dispatched = DispatchedNo
+		return nil, e
+	}
+	if t.box, err = l.toolbox(ctx); err != nil {
 		done()
 		return nil, failed(op, err)
 	}
-	return &transfer{l: l, op: op, box: box, done: done}, nil
+	return t, nil
 }
 
 // fail returns an error of the operation.
@@ -128,8 +134,12 @@ func (t *transfer) removeScratch(ctx context.Context, scratch string) {
 					return
 				}
 			}
-			if e := failed(t.op, err); e != nil && !e.Retryable || pause.wait(ctx, 0) != nil {
-				break // a sandbox that is gone has no scratch files either
+			// Whatever else it was, the next answer may be another one: a token that was just rotated, a proxy's page.
+			if e := failed(t.op, err); e != nil && (e.Kind == KindNotFound || e.Kind == KindNotRunning || e.Kind == KindClosed) {
+				break
+			}
+			if pause.wait(ctx, 0) != nil {
+				break
 			}
 		}
 		t.l.p.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "leasehold: scratch files of a transfer may be left in the sandbox",
@@ -218,15 +228,20 @@ func (t *transfer) refused(word archive.Word) *Error {
 // named says something of an export's source.
 func (t *transfer) named(what string) string { return archive.QuoteName(t.source) + " " + what }
 
+// canceled is the error of a context that ended.
+func (t *transfer) canceled(ctx context.Context) *Error {
+	e := failed(t.op, ctxError(ctx))
+	e.Sandbox, e.Dispatched = t.l.ref.Sandbox, DispatchedUnknown
+	if e.Kind == KindIO { // a cause of the caller's own
+		e.Kind = KindCanceled
+	}
+	return e
+}
+
 // archived turns an error of the archive package, or of the stream below it, into one of the operation.
 func (t *transfer) archived(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		e := failed(t.op, ctxError(ctx))
-		e.Sandbox, e.Dispatched = t.l.ref.Sandbox, DispatchedUnknown
-		if e.Kind == KindIO { // a cause of the caller's own
-			e.Kind = KindCanceled
-		}
-		return e
+		return t.canceled(ctx)
 	}
 	var a *archive.Error
 	if !errors.As(err, &a) || a.Kind == archive.ErrRead && a.Cause != nil {

@@ -355,6 +355,14 @@ func TestF1ExportRefusesOrOmitsUnsafeLinks(t *testing.T) {
 
 // Each fault hits once, and the transfer is complete nevertheless.
 func TestF2TransfersRideOutOneFault(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Config{}, emulator.Options{})
+	l := r.acquired(t)
+	local := sampleTree(t)
+	writeFiles(t, local, map[string]string{"big": strings.Repeat("0123456789", 60_000)})
+	if _, err := l.Importer().Dir(t.Context(), local, "source", ImportOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	for name, tc := range map[string]struct {
 		fault    emulator.Fault
 		isExport bool
@@ -385,30 +393,21 @@ func TestF2TransfersRideOutOneFault(t *testing.T) {
 		"download cut many times": {emulator.Fault{Path: downloadPath, Action: emulator.ResetReply, Bytes: 100_000, Count: 4}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, Config{}, emulator.Options{})
-			l := r.acquired(t)
-			local := sampleTree(t)
-			writeFiles(t, local, map[string]string{"big": strings.Repeat("0123456789", 60_000)})
-			ws := l.Ref().Workspace
-			if !tc.isExport {
-				r.server.SetFaults(tc.fault)
-				if _, err := l.Importer().Dir(t.Context(), local, "", ImportOptions{}); err != nil {
-					t.Fatalf("Importer.Dir() = %v", err)
-				}
-				wantTree(t, local, ws)
-			} else {
-				if _, err := l.Importer().Dir(t.Context(), local, "", ImportOptions{}); err != nil {
-					t.Fatal(err)
-				}
-				r.server.SetFaults(tc.fault)
-				dest := filepath.Join(t.TempDir(), "dest")
-				if _, err := l.Exporter().Dir(t.Context(), "", dest, ExportOptions{}); err != nil {
+			r.server.SetFaults(tc.fault)
+			remote, dest := filepath.Join(l.Ref().Workspace, name), filepath.Join(t.TempDir(), "dest")
+			if tc.isExport {
+				if _, err := l.Exporter().Dir(t.Context(), "source", dest, ExportOptions{}); err != nil {
 					t.Fatalf("Exporter.Dir() = %v", err)
 				}
-				wantTree(t, local, dest)
+			} else {
+				dest = remote
+				if _, err := l.Importer().Dir(t.Context(), local, remote, ImportOptions{}); err != nil {
+					t.Fatalf("Importer.Dir() = %v", err)
+				}
 			}
+			wantTree(t, local, dest)
 			r.wantHits(t)
-			wantNoScratch(t, l)
+			wantNoScratch(t, l, filepath.Dir(dest), dest)
 		})
 	}
 }
@@ -464,6 +463,7 @@ func TestF2TransferIsCompleteOrAnError(t *testing.T) {
 func TestF3CancelledTransfersReturnAtOnceAndLeaveNothing(t *testing.T) {
 	for name, isExport := range map[string]bool{"import": false, "export": true} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t, Config{}, emulator.Options{})
 			l := r.acquired(t)
 			ws, host := l.Ref().Workspace, t.TempDir()
@@ -630,7 +630,10 @@ func TestF3MemoryDoesNotGrowWithTheTransfer(t *testing.T) {
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
 	host := t.TempDir()
-	const size = 256 << 20
+	size := int64(256 << 20)
+	if os.Getenv("LEASEHOLD_REQUIRE_ALL") == "1" {
+		size = 1 << 30
+	}
 	big := filepath.Join(host, "big")
 	if err := os.WriteFile(big, nil, 0o600); err != nil {
 		t.Fatal(err)

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/leasehold-go/leasehold/internal/script"
 )
 
 // largeTree fills dir with files that are sent by themselves, in places that make it hard.
@@ -245,26 +247,32 @@ func TestImportScriptSweepsWhatAKilledHostLeft(t *testing.T) {
 	}
 }
 
-// Imports into one directory meet each other's new directories.
+// Another import makes the same directories between the look for conflicts and the first rename.
 func TestImportScriptsShareNewDirectories(t *testing.T) {
-	src, dest := t.TempDir(), t.TempDir()
-	for i := range 30 {
-		put(t, src, map[string]string{string(rune('a'+i%26)) + "/" + string(rune('A'+i)) + "/f": "x"})
-	}
-	requests := make([]RemoteImport, 4)
-	for i := range requests {
-		requests[i] = uploaded(t, src, dest)
-	}
-	words := make(chan Word, len(requests))
-	for _, r := range requests {
-		go func() { words <- deliver(t, os.Getenv("PATH"), r.Script(), r.Scratch).Word }()
-	}
-	for range requests {
-		if got := <-words; got != WordOK {
-			t.Errorf("word %q, want ok", got)
-		}
-	}
-	if diff := cmp.Diff(contents(t, src), contents(t, dest)); diff != "" {
-		t.Errorf("destination mismatch (-want +got):\n%s", diff)
+	for _, kind := range sandboxes {
+		t.Run(kind, func(t *testing.T) {
+			path := userland(t, kind)
+			src, dest := t.TempDir(), t.TempDir()
+			put(t, src, map[string]string{"d/e/f": "mine", "d/both": "mine", "top": "mine"})
+			mv := needTool(t, "mv")
+			if kind == "busybox" {
+				mv = needTool(t, "busybox") + " mv"
+			}
+			bin := t.TempDir()
+			wrapper := `[ "$1" != -f ] || [ -d "$DEST/d" ] || { mkdir -p "$DEST/d/e"; echo theirs >"$DEST/d/e/g"; echo theirs >"$DEST/d/both"; }
+exec ` + mv + ` "$@"
+`
+			if err := os.WriteFile(filepath.Join(bin, "mv"), []byte("#!/bin/sh\nDEST="+script.Quote(dest)+"; export DEST; PATH="+script.Quote(os.Getenv("PATH"))+"\n"+wrapper), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			r := uploaded(t, src, dest)
+			if got := deliver(t, bin+":"+path, r.Script(), r.Scratch); got.Word != WordOK {
+				t.Errorf("word %q, want ok", got.Word)
+			}
+			want := map[string]string{"d/e/f": "mine", "d/e/g": "theirs\n", "d/both": "mine", "top": "mine"}
+			if diff := cmp.Diff(want, contents(t, dest)); diff != "" {
+				t.Errorf("destination mismatch (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
