@@ -16,6 +16,7 @@ type process struct {
 	session            int    // 0: not known
 	birth              string // start time, empty: not known; with the pid it names a process for good
 	marked             bool   // carries the mark that was looked for
+	environ            int    // size of the environment it started with, -1: not known
 }
 
 // setSession gives the command a session of its own and keeps the other attributes.

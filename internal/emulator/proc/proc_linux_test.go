@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -116,6 +117,32 @@ func TestStartsThatRaceWithKillLeaveNothing(t *testing.T) {
 	wg.Wait()
 	if left, err := g.Processes(); err != nil || len(left) > 0 {
 		t.Errorf("Processes = %v, %v; want none", left, err)
+	}
+}
+
+// The environment of a process that executes a program reads as empty for a moment.
+func TestAProcessIsSeenWhileItExecutes(t *testing.T) {
+	needs(t, "setsid")
+	g := NewSupervisor().Group("g")
+	t.Cleanup(func() {
+		if err := g.sup.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	dir := t.TempDir()
+	const forever = `exec sh -c "$0" "$0"`
+	run(t, g, dir, `setsid -f sh -c 'echo $$ >pid; exec sh -c "$0" "$0"' '`+forever+`' </dev/null >/dev/null 2>&1`)
+	pid := pidIn(t, filepath.Join(dir, "pid"))
+	for i := range 100 {
+		if found, err := g.Processes(); err != nil || !slices.Contains(found, pid) {
+			t.Fatalf("look %d: Processes = %v, %v; want %d among them", i, found, err, pid)
+		}
+	}
+	if err := g.Kill(); err != nil {
+		t.Errorf("Kill: %v", err)
+	}
+	if alive(pid) {
+		t.Error("it is alive after Kill")
 	}
 }
 

@@ -51,6 +51,13 @@ func marked(mark string, seize func(pid int)) ([]process, error) {
 	}
 }
 
+// While a process executes a program, and while it dies, its environment reads as empty or ends early. That takes
+// microseconds, or as long as a busy machine makes it wait.
+const (
+	unsettledPatience = 250 * time.Millisecond // of one reading of the table, for all such processes together
+	unsettledPoll     = 200 * time.Microsecond
+)
+
 // passes bounds how often table looks for newcomers, on a machine where processes start faster than it reads.
 const passes = 20
 
@@ -60,6 +67,10 @@ const passes = 20
 func table(mark []byte, seize func(pid int)) ([]process, error) {
 	read := map[int]bool{os.Getpid(): true}
 	var all []process
+	patience := unsettledPatience
+	if self, ok := stat(os.Getpid()); !ok || self.environ <= 0 {
+		patience = 0 // not every kernel tells
+	}
 	for range passes {
 		pids, err := list()
 		if err != nil {
@@ -71,15 +82,12 @@ func table(mark []byte, seize func(pid int)) ([]process, error) {
 				continue
 			}
 			read[pid], newcomers = true, true
-			p, ok := stat(pid)
+			p, ok := look(pid, mark, &patience)
 			if !ok {
 				continue
 			}
-			if environ, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ"); err == nil && bytes.Contains(environ, mark) {
-				p.marked = true
-				if seize != nil {
-					seize(pid)
-				}
+			if p.marked && seize != nil {
+				seize(pid)
 			}
 			all = append(all, p)
 		}
@@ -88,6 +96,24 @@ func table(mark []byte, seize func(pid int)) ([]process, error) {
 		}
 	}
 	return all, nil
+}
+
+// look reads one process and whether it carries the mark. It waits, as long as patience lasts, until it has read a whole
+// environment, or the process is gone.
+func look(pid int, mark []byte, patience *time.Duration) (process, bool) {
+	for {
+		environ, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+		p, ok := stat(pid)
+		if !ok {
+			return p, false
+		}
+		p.marked = err == nil && bytes.Contains(environ, mark)
+		if err != nil || p.marked || len(environ) == p.environ || *patience <= 0 {
+			return p, true
+		}
+		pause(unsettledPoll)
+		*patience -= unsettledPoll
+	}
 }
 
 // list returns the pids of this moment.
@@ -110,8 +136,13 @@ func list() ([]int, error) {
 	return pids, nil
 }
 
-// stat reads /proc/<pid>/stat: pid (name) state parent group session ... birth. The name may hold anything, also
-// parentheses and spaces, so the fields are counted from the last parenthesis.
+// kernelThread is PF_KTHREAD of the flags in /proc/<pid>/stat.
+const kernelThread = 0x00200000
+
+// stat reads /proc/<pid>/stat: pid (name) state parent group session ... flags ... birth ... code ... and the
+// addresses between which the environment lies. The kernel sets these to the same place before it writes the environment,
+// and the address of the code afterwards; while there is no program yet, or none any more, all are 0. The name may hold
+// anything, also parentheses and spaces, so the fields are counted from the last parenthesis.
 func stat(pid int) (process, bool) {
 	content, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
@@ -125,7 +156,14 @@ func stat(pid int) (process, bool) {
 		n, _ := strconv.Atoi(string(fields[i]))
 		return n
 	}
-	return process{pid: pid, parent: number(1), group: number(2), session: number(3), birth: string(fields[19])}, true
+	p := process{pid: pid, parent: number(1), group: number(2), session: number(3), birth: string(fields[19])}
+	p.environ = -1
+	if number(6)&kernelThread != 0 {
+		p.environ = 0
+	} else if len(fields) > 48 && number(23) != 0 && number(47) != 0 {
+		p.environ = number(48) - number(47)
+	}
+	return p, true
 }
 
 // anyAlive says whether one of the processes is still there.
