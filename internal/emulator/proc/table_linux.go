@@ -108,7 +108,8 @@ func look(pid int, mark []byte, patience *time.Duration) (process, bool) {
 			return p, false
 		}
 		p.marked = err == nil && bytes.Contains(environ, mark)
-		if err != nil || p.marked || len(environ) == p.environ || *patience <= 0 {
+		// Of a process that dies there may be nothing to read, rather than nothing in it: ESRCH.
+		if errors.Is(err, os.ErrPermission) || p.marked || len(environ) == p.environ || *patience <= 0 {
 			return p, true
 		}
 		pause(unsettledPoll)
