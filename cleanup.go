@@ -145,6 +145,7 @@ var labelKeyForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0
 func checkLabels(p *problems, field string, labels map[string]string) {
 	if len(labels) > maxLabels {
 		p.add(field, "has over %d entries", maxLabels)
+		return
 	}
 	for key, value := range labels {
 		if !labelKeyForm.MatchString(key) {
@@ -160,8 +161,10 @@ func (e CleanupEnvelope) target() target {
 }
 
 // Inspect implements [Provider].
-func (p *provider) Inspect(ctx context.Context, envelope CleanupEnvelope) (CleanupEnvelope, error) {
+func (p *provider) Inspect(ctx context.Context, envelope CleanupEnvelope) (_ CleanupEnvelope, err error) {
 	const op = "inspect"
+	ctx, span := p.span(ctx, op)
+	defer func() { endSpan(span, err) }()
 	if err := p.checkEnvelope(op, envelope); err != nil {
 		return envelope, err
 	}
@@ -169,25 +172,32 @@ func (p *provider) Inspect(ctx context.Context, envelope CleanupEnvelope) (Clean
 	if err != nil {
 		return envelope, err
 	}
-	return background(ctx, op, func() (CleanupEnvelope, error) {
+	found, err := background(ctx, op, func() (CleanupEnvelope, error) {
 		defer finish()
-		if envelope.Observed == "" {
-			envelope.Observed = p.sighting(envelope.Attempt)
+		found := envelope
+		if found.Observed == "" {
+			found.Observed = p.sighting(found.Attempt)
 		}
-		sb, err := p.read(work, op, envelope.target())
+		sb, err := p.read(work, op, found.target())
 		switch {
 		case err == nil:
-			envelope.Observed = sb.ID
-		case envelope.Observed != "" && errors.Is(err, ErrGone):
+			found.Observed = sb.ID
+		case found.Observed != "" && errors.Is(err, ErrGone):
 			err = nil // Cleanup will say so, with a receipt
 		}
-		return envelope, err
+		return found, err
 	})
+	if found.Version == 0 { // the caller left before
+		found = envelope
+	}
+	return found, err
 }
 
 // Cleanup implements [Provider].
-func (p *provider) Cleanup(ctx context.Context, envelope CleanupEnvelope) (Receipt, error) {
+func (p *provider) Cleanup(ctx context.Context, envelope CleanupEnvelope) (_ Receipt, err error) {
 	const op = "cleanup"
+	ctx, span := p.span(ctx, op)
+	defer func() { endSpan(span, err) }()
 	if err := p.checkEnvelope(op, envelope); err != nil {
 		return Receipt{}, err
 	}
@@ -201,10 +211,12 @@ func (p *provider) Cleanup(ctx context.Context, envelope CleanupEnvelope) (Recei
 	return background(ctx, op, func() (Receipt, error) {
 		defer finish()
 		receipt, err := p.delete(work, op, envelope.target())
-		if err == nil {
-			p.accounted(envelope.Attempt)
+		if err != nil {
+			p.log(failed(op, err))
+			return Receipt{}, inPhase(PhaseDelete, err)
 		}
-		return receipt, err
+		p.accounted(envelope.Attempt)
+		return receipt, nil
 	})
 }
 

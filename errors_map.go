@@ -13,20 +13,22 @@ func failed(op string, err error) *Error {
 	if err == nil {
 		return nil
 	}
-	var own *Error
-	if errors.As(err, &own) {
+	own, _ := err.(*Error)
+	var remote *daytona.Error
+	if own == nil && errors.As(err, &remote) { // before an *Error in its chain, which the caller's reader returned
+		return classify(op, remote)
+	}
+	if own != nil || errors.As(err, &own) {
 		e := *own
 		if e.Op == "" {
 			e.Op = op
 		}
 		return &e
 	}
-	var remote *daytona.Error
-	if errors.As(err, &remote) {
-		return classify(op, remote)
-	}
 	e := &Error{Op: op, Kind: KindIO, cause: err}
 	switch {
+	case errors.Is(err, errProviderClosed):
+		e.Kind, e.Dispatched, e.Message = KindClosed, DispatchedNo, errProviderClosed.Error()
 	case errors.Is(err, context.Canceled):
 		e.Kind, e.Dispatched = KindCanceled, DispatchedNo
 	case errors.Is(err, context.DeadlineExceeded):
@@ -48,9 +50,12 @@ func classify(op string, remote *daytona.Error) *Error {
 	case daytona.ReasonLost:
 		e.Kind, e.Retryable, e.Message = KindUnavailable, true, "the connection broke before the whole answer"
 	case daytona.ReasonTimeout:
-		e.Kind, e.Retryable = KindTimeout, true
+		e.Kind, e.Retryable, e.cause = KindTimeout, true, ended(context.DeadlineExceeded, remote.Cause)
 	case daytona.ReasonCanceled:
-		e.Kind = KindCanceled
+		e.Kind, e.cause = KindCanceled, ended(context.Canceled, remote.Cause)
+		if errors.Is(remote.Cause, errProviderClosed) {
+			e.Kind, e.Message = KindClosed, errProviderClosed.Error()
+		}
 	case daytona.ReasonStatus:
 		e.status(remote)
 	case daytona.ReasonLimit:

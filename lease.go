@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/leasehold-go/leasehold/internal/daytona"
 )
@@ -77,8 +78,16 @@ func (r LeaseRef) check(op string) error {
 	checkFingerprint(&p, "LeaseRef.Account", r.Account)
 	checkFingerprint(&p, "LeaseRef.Credential", r.Credential)
 	checkFingerprint(&p, "LeaseRef.Sentinel", r.Sentinel)
-	if !path.IsAbs(r.Workspace) || path.Clean(r.Workspace) != r.Workspace || strings.ContainsRune(r.Workspace, 0) {
-		p.add("LeaseRef.Workspace", "is not a clean absolute path")
+	if !validWorkspace(r.Workspace) {
+		p.add("LeaseRef.Workspace", "is not a clean absolute path that text can hold")
+	}
+	for _, at := range []struct {
+		field string
+		time  time.Time
+	}{{"ExpiresAt", r.ExpiresAt}, {"CreatedAt", r.CreatedAt}} {
+		if year := at.time.UTC().Year(); year < 0 || year > 9999 {
+			p.add("LeaseRef."+at.field, "is not a time that JSON can hold")
+		}
 	}
 	if r.Shell != "bash" && r.Shell != "sh" {
 		p.add("LeaseRef.Shell", "is neither bash nor sh")
@@ -86,8 +95,17 @@ func (r LeaseRef) check(op string) error {
 	return p.err(op)
 }
 
+// maxPath bounds a workspace's path in the sandbox, where Linux does.
+const maxPath = 4096
+
+// validWorkspace reports whether a path is absolute, clean and survives as text.
+func validWorkspace(dir string) bool {
+	return path.IsAbs(dir) && path.Clean(dir) == dir && len(dir) < maxPath &&
+		utf8.ValidString(dir) && !strings.ContainsAny(dir, "\x00\uFFFD")
+}
+
 // key identifies the lease among all that a provider handles: the whole reference, so that one whose fields were
-// changed is never taken for the one that was issued.
+// changed is never taken for the one that was issued. The reference must have passed check.
 func (r LeaseRef) key() string {
 	r.ExpiresAt, r.CreatedAt = r.ExpiresAt.UTC(), r.CreatedAt.UTC()
 	data, err := json.Marshal(r)

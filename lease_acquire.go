@@ -19,6 +19,9 @@ const (
 	// renameLimit is how many names, taken by foreign sandboxes, an acquisition gives up before it fails. Names are
 	// random, so one is already a sign that something is wrong.
 	renameLimit = 3
+	// compensationTime is kept back, at the end of the budget, for deleting what was made: at most this, and at most a
+	// quarter of the budget.
+	compensationTime = 30 * time.Second
 	// expirySlack is how far behind the requested lifetime a confirmed expiry may lie: the provider counts from its own
 	// insertion, which is later than its creation stamp by up to this.
 	expirySlack = time.Minute
@@ -83,8 +86,10 @@ func (p *provider) acquire(ctx context.Context, op string, request AcquireReques
 	if err != nil {
 		return nil, err
 	}
+	began := time.Now()
 	a := &acquisition{
-		p: p, op: op, request: request, reuse: reuse, ttl: ttl, began: time.Now(), phase: PhaseCreate,
+		p: p, op: op, request: request, reuse: reuse, ttl: ttl, began: began, phase: PhaseCreate,
+		until:    began.Add(p.cfg.Timeout - min(compensationTime, p.cfg.Timeout/4)),
 		creation: p.newCreation(request.Scope, reuse, request.Labels),
 	}
 	lease := make(chan *Lease)       // received: the caller has the lease
@@ -92,7 +97,9 @@ func (p *provider) acquire(ctx context.Context, op string, request AcquireReques
 	abandoned := make(chan struct{}) // closed: nobody will take the lease
 	go func() {
 		defer finish()
-		step, cancel := context.WithCancelCause(work)
+		limited, expire := context.WithDeadline(work, a.until)
+		defer expire()
+		step, cancel := context.WithCancelCause(limited)
 		defer cancel(nil)
 		stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 		defer stop()
@@ -132,10 +139,12 @@ type acquisition struct {
 	reuse   bool
 	ttl     int // minutes
 	began   time.Time
+	until   time.Time // when what is left of the budget is kept for the compensation
 
 	mu        sync.Mutex // guards what follows: the caller may leave, and take a record with it, at any time
 	creation  CreationOperation
-	submitted bool   // a creation request may have been sent
+	submitted bool   // a creation request may have been sent, and was not refused
+	refused   bool   // one was refused, by an answer in the provider's own shape
 	observed  string // id of the sandbox, once seen with name and labels right
 	phase     Phase  // under way
 	first     *Error // the first failure, with its phase and time
@@ -189,6 +198,9 @@ func (a *acquisition) run(work, step context.Context) (LeaseRef, error) {
 		return LeaseRef{}, err
 	}
 	ref.Workspace, ref.Shell = setup.workspace, setup.shell
+	if ref.check(a.op) != nil { // it could not be read back
+		return LeaseRef{}, &Error{Op: a.op, Kind: KindProtocol, Sandbox: id, Dispatched: DispatchedYes, Message: "the provider gave a sandbox that no reference can describe"}
+	}
 	return ref, nil
 }
 
@@ -200,16 +212,16 @@ func (a *acquisition) confirmExpiry(sb *daytona.Sandbox) (time.Time, error) {
 	}
 	latest := time.Duration(a.ttl)*time.Minute + expirySlack
 	switch {
-	case sb.AutoDestroyAt.IsZero():
+	case sb.AutoDestroyAt.IsZero() || sb.CreatedAt.IsZero(): // without the second, the first cannot be judged
 		return time.Time{}, &Error{Op: a.op, Kind: KindRefused, Sandbox: sb.ID, Dispatched: DispatchedYes, Message: "the provider did not confirm the requested expiry"}
-	case !sb.CreatedAt.IsZero() && sb.AutoDestroyAt.Sub(sb.CreatedAt) > latest:
+	case sb.AutoDestroyAt.Sub(sb.CreatedAt) > latest:
 		return time.Time{}, &Error{Op: a.op, Kind: KindRefused, Sandbox: sb.ID, Dispatched: DispatchedYes, Message: "the provider confirmed a later expiry than the requested one"}
 	}
 	return sb.AutoDestroyAt, nil
 }
 
-// create submits the creation once, and returns the id of the sandbox that it made. Only an answer that proves that
-// nothing was created (rate limit, foreign name) leads to another request.
+// create submits the creation, and returns the id of the sandbox that it made. Only an answer that proves that this
+// request made nothing (rate limit, foreign name) leads to another one.
 func (a *acquisition) create(work, step context.Context) (id string, err error) {
 	for renames := 0; ; {
 		if err := a.p.admit.enter(step); err != nil {
@@ -220,20 +232,19 @@ func (a *acquisition) create(work, step context.Context) (id string, err error) 
 		if err == nil {
 			return a.created(work, sb)
 		}
-		var refusal *daytona.Error
-		if !errors.As(err, &refusal) {
+		refusal, ok := err.(*daytona.Error)
+		if !ok {
 			return "", failed(a.op, err)
 		}
 		switch {
 		case refusal.Dispatch == daytona.DispatchNo:
-			a.mu.Lock()
-			a.submitted = false
-			a.mu.Unlock()
+			a.settled(false)
 			return "", failed(a.op, err)
 		case refusal.Status == 429:
-			a.p.admit.pause(a.refused(failed(a.op, err)).RetryAfter)
+			a.settled(true)
+			a.p.admit.pause(refusal.RetryAfter)
 		case refusal.NameTaken():
-			sb, err := a.sight(work, 0)
+			sb, err := a.sight(work, sightingTime)
 			switch {
 			case err == nil:
 				return sb.ID, nil // our own attempt: its reply was lost on the way, or the request delivered twice
@@ -244,18 +255,14 @@ func (a *acquisition) create(work, step context.Context) (id string, err error) 
 			a.mu.Lock()
 			a.creation = a.p.newCreation(a.request.Scope, a.reuse, a.request.Labels)
 			a.mu.Unlock()
-		case refusal.Structured && refusal.Status == 400:
-			// The runner may have failed after the sandbox was made: it stays behind, errored, under our name.
-			if sb, err := a.sight(work, 0); err == nil {
-				a.see(sb.ID)
-			} else if !errors.Is(err, ErrUncertain) {
-				return "", failed(a.op, refusal) // could not look: the envelope keeps it
-			} else {
-				return "", a.refused(failed(a.op, refusal))
-			}
-			return "", failed(a.op, refusal)
+		case refusal.Structured && (refusal.Unauthorized() || refusal.Forbidden()):
+			a.settled(false) // refused before the request was looked at; a look at the name would be, too
+			return "", failed(a.op, err)
 		case refusal.Structured && refusal.Status < 500 && refusal.Status != 408:
-			return "", a.refused(failed(a.op, refusal))
+			a.mu.Lock()
+			a.refused = true
+			a.mu.Unlock()
+			return "", failed(a.op, err)
 		default: // no answer, or one that does not say what happened
 			sb, sightErr := a.sight(work, sightingTime)
 			if sightErr == nil {
@@ -264,7 +271,7 @@ func (a *acquisition) create(work, step context.Context) (id string, err error) 
 			if errors.Is(sightErr, ErrNotOwned) {
 				return "", sightErr
 			}
-			uncertain := failed(a.op, refusal)
+			uncertain := failed(a.op, err)
 			uncertain.Kind, uncertain.Retryable = KindUncertain, false
 			uncertain.Message = "the creation was not answered, and no sandbox of its name is visible yet"
 			return "", uncertain
@@ -272,21 +279,25 @@ func (a *acquisition) create(work, step context.Context) (id string, err error) 
 	}
 }
 
-// refused marks the creation as one that left nothing behind, by the provider's own answer.
-func (a *acquisition) refused(err *Error) *Error {
+// settled records that the request that was submitted last made nothing. A refusal says so of the one delivery that it
+// answers: the provider's proxy may have delivered the request before, so the name is looked for once more in the end.
+func (a *acquisition) settled(refused bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.submitted = false
-	return err
+	a.submitted, a.refused = false, a.refused || refused
 }
 
+// submit sends the creation, unless the caller has left: what it took with it says that nothing was sent.
 func (a *acquisition) submit(work context.Context) (*daytona.Sandbox, error) {
 	cfg := &a.p.cfg
 	a.mu.Lock()
-	a.submitted = true
-	creation := a.creation
+	left, creation := a.left, a.creation
+	a.submitted = !left
 	a.mu.Unlock()
-	ctx, cancel := context.WithTimeout(work, replyHold+cfg.CallTimeout)
+	if left {
+		return nil, &Error{Op: a.op, Kind: KindCanceled, Dispatched: DispatchedNo}
+	}
+	ctx, cancel := context.WithTimeout(work, min(replyHold+cfg.CallTimeout, time.Until(a.until)))
 	defer cancel()
 	return a.p.client.Create(ctx, daytona.CreateRequest{
 		Name: creation.Name, Snapshot: cfg.Snapshot, Image: cfg.Image, Language: daytona.Language(cfg.Language),
@@ -336,20 +347,23 @@ func (a *acquisition) sight(work context.Context, patience time.Duration) (*dayt
 }
 
 // compensate deletes what the acquisition made, on what is left of its budget, and returns the first failure. Where the
-// sandbox could not be proved gone, the error carries the envelope.
+// sandbox could not be proved gone, the error carries the envelope. Not-found of the name proves nothing by itself; with
+// the provider's own refusal it confirms that.
 func (a *acquisition) compensate(work context.Context, err error) *Error {
 	first := a.fail(failed(a.op, err))
+	defer func() { a.p.log(first) }()
 	a.mu.Lock()
-	submitted, observed, creation := a.submitted, a.observed, a.creation
+	submitted, refused, observed, creation := a.submitted, a.refused, a.observed, a.creation
 	a.mu.Unlock()
-	if !submitted {
+	if !submitted && !refused {
 		return first
 	}
 	if observed == "" {
 		sb, err := a.sight(work, 0)
 		if err != nil {
-			first.Cleanup = creation.envelope(first.Phase, "")
-			a.p.log(first)
+			if submitted && !(refused && absentByName(err)) {
+				first.Cleanup = creation.envelope(first.Phase, "")
+			}
 			return first
 		}
 		observed = sb.ID
@@ -360,8 +374,13 @@ func (a *acquisition) compensate(work context.Context, err error) *Error {
 	if _, err := a.p.delete(work, a.op, t); err != nil {
 		first.Cleanup = creation.envelope(first.Phase, observed)
 	}
-	a.p.log(first)
 	return first
+}
+
+// absentByName reports whether err is the provider's own not-found of a name.
+func absentByName(err error) bool {
+	e := failed("", err)
+	return e.Kind == KindUncertain && e.HTTPStatus == 404
 }
 
 // fail fixes the first failure: whatever comes later, its phase and time stay. It returns a copy.

@@ -117,11 +117,12 @@ func (t target) label() string {
 }
 
 // owns reports whether a sandbox that the API returned is the target: the id, the name, every recorded label and the
-// account. A deletion that was accepted changes the name to DESTROYED_<name>_<milliseconds>.
+// account. A deletion that was accepted changes the name to DESTROYED_<name>_<milliseconds>. An id that cannot be
+// recorded is not ours.
 func (t target) owns(sb *daytona.Sandbox, attested string) bool {
 	renamed := sb.State == daytona.StateDestroying || sb.State == daytona.StateDestroyed
 	switch {
-	case t.id != "" && sb.ID != t.id:
+	case t.id != "" && sb.ID != t.id, !identifierForm.MatchString(sb.ID):
 		return false
 	case sb.Name != t.name && !(renamed && strings.HasPrefix(sb.Name, "DESTROYED_"+t.name+"_")):
 		return false
@@ -209,6 +210,7 @@ func (p *provider) absent(ctx context.Context, op string, t target) error {
 func (p *provider) drive(ctx context.Context, op string, t target, g goal) (*daytona.Sandbox, error) {
 	var (
 		pause    backoff
+		accepted step // the action that the provider accepted last; stepWait: none yet
 		refusals int
 		losses   int // consecutive reads that said the container is lost
 		last     *daytona.Sandbox
@@ -238,7 +240,7 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (*day
 		}
 		losses = 0
 		action := next(g, sb.State, sb.Recoverable)
-		var wish time.Duration
+		var refusal *Error
 		switch action {
 		case stepDone:
 			return sb, nil
@@ -251,29 +253,43 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (*day
 			}
 			err := p.act(ctx, sb.ID, action)
 			if err == nil {
-				pause, refusals = backoff{}, 0
-				continue
+				refusals = 0
+				if action != accepted { // else it had no effect yet, and is not to be asked for as fast as it is accepted
+					pause, accepted = backoff{}, action
+					continue
+				}
+				break
 			}
-			mapped := failed(op, err)
-			mapped.Sandbox = t.label()
+			refusal = failed(op, err)
+			refusal.Sandbox = t.label()
 			switch {
-			case mapped.Kind == KindConflict, mapped.Kind == KindNotFound, mapped.Retryable:
-				wish = mapped.RetryAfter // the next read tells what became of it
-			case mapped.Kind == KindRefused && refusals+1 < refusalLimit:
+			case refusal.Kind == KindConflict, refusal.Kind == KindNotFound, refusal.Retryable: // the next read tells what became of it
+			case refusal.Kind == KindRefused && refusals+1 < refusalLimit:
 				refusals++
 			default:
-				return sb, outOfTime(ctx, mapped, last)
+				return sb, outOfTime(ctx, refusal, last)
 			}
 		}
+		var wish time.Duration
+		if refusal != nil {
+			wish = refusal.RetryAfter
+		}
 		if err := pause.wait(ctx, wish); err != nil {
-			return sb, outOfTime(ctx, failed(op, err), last)
+			if refusal == nil {
+				refusal = failed(op, err)
+			}
+			return sb, outOfTime(ctx, refusal, last)
 		}
 	}
 }
 
 // act asks the provider for one step. The reply says that the request was accepted, at most.
 func (p *provider) act(ctx context.Context, id string, action step) error {
-	ctx, cancel := context.WithTimeout(ctx, replyHold+p.cfg.CallTimeout)
+	limit := p.cfg.CallTimeout
+	if action == stepStart || action == stepRecover {
+		limit += replyHold
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	switch action {
 	case stepStart:
@@ -341,9 +357,15 @@ func (b *backoff) wait(ctx context.Context, wish time.Duration) error {
 }
 
 // ctxError returns why ctx ended, such that both the context's own error and a custom cause can be found in it.
-func ctxError(ctx context.Context) error {
-	err, cause := ctx.Err(), context.Cause(ctx)
-	if err == nil || errors.Is(cause, err) {
+func ctxError(ctx context.Context) error { return ended(ctx.Err(), context.Cause(ctx)) }
+
+// ended joins a context's error and its cause. A cause that has an [*Error] in it, as an errgroup's has, speaks of
+// another operation: found in the error of this one, it would say that another sandbox's loss is this one's.
+func ended(err, cause error) error {
+	switch {
+	case errors.As(cause, new(*Error)):
+		return err
+	case err == nil, errors.Is(cause, err):
 		return cause
 	}
 	return errors.Join(err, cause)

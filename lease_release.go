@@ -87,7 +87,7 @@ func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, end fu
 				return Receipt{}, err
 			}
 		}
-		drain, cancel := context.WithTimeout(work, drainTime)
+		drain, cancel := context.WithTimeout(work, min(drainTime, p.cfg.Timeout/4)) // most of the budget is for the sandbox
 		defer cancel()
 		l.close(drain)
 		receipt, err := end(work, op)
@@ -114,6 +114,7 @@ func (p *provider) stop(ctx context.Context, op string, ref LeaseRef, g goal, ph
 func (p *provider) retain(ctx context.Context, op string, ref LeaseRef) (Receipt, error) {
 	const never = -1
 	var pause backoff
+	var wish time.Duration
 	for attempt := 1; ; attempt++ {
 		sb, err := p.read(ctx, op, ref.target())
 		switch {
@@ -126,16 +127,20 @@ func (p *provider) retain(ctx context.Context, op string, ref LeaseRef) (Receipt
 		case attempt > readAttempts:
 			return Receipt{}, &Error{Op: op, Kind: KindUncertain, Phase: PhaseRetain, Sandbox: ref.Sandbox, Dispatched: DispatchedYes, Message: "the provider did not confirm that automatic deletion is off; the sandbox was not stopped"}
 		case attempt > 1:
-			if err := pause.wait(ctx, 0); err != nil {
+			if err := pause.wait(ctx, wish); err != nil {
 				return Receipt{}, inPhase(PhaseRetain, failed(op, err))
 			}
 		}
 		callCtx, cancel := context.WithTimeout(ctx, p.cfg.CallTimeout)
 		err = p.client.SetAutoDelete(callCtx, ref.Sandbox, never)
 		cancel()
-		if mapped := failed(op, err); err != nil && !mapped.Retryable && mapped.Kind != KindConflict {
-			mapped.Sandbox = ref.Sandbox
-			return Receipt{}, inPhase(PhaseRetain, mapped)
+		wish = 0
+		if err != nil {
+			mapped := failed(op, err)
+			if mapped.Sandbox = ref.Sandbox; !mapped.Retryable && mapped.Kind != KindConflict {
+				return Receipt{}, inPhase(PhaseRetain, mapped)
+			}
+			wish = mapped.RetryAfter
 		}
 	}
 }
@@ -175,7 +180,7 @@ func (p *provider) Probe(ctx context.Context, request AcquireRequest) (ProbeRepo
 	report.Sandbox, report.Workspace, report.Shell = ref.Sandbox, ref.Workspace, ref.Shell
 	began = time.Now()
 	// The sandbox is nobody's but the probe's: the caller's end must not leave it behind.
-	_, err = p.Destroy(context.WithoutCancel(ctx), ref)
+	_, err = background(ctx, op, func() (Receipt, error) { return p.Destroy(context.WithoutCancel(ctx), ref) })
 	report.Destroy = time.Since(began)
 	if err != nil {
 		mapped := failed(op, err)

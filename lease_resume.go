@@ -47,19 +47,22 @@ func (p *provider) resume(work context.Context, op string, ref LeaseRef) (*Lease
 	}
 	defer release()
 	began := time.Now()
+	fail := func(phase Phase, err error) (*Lease, error) {
+		mapped := failed(op, err)
+		mapped.Phase, mapped.Elapsed, mapped.Budget = phase, time.Since(began), p.cfg.Timeout
+		p.log(mapped)
+		if mapped.Kind == KindGone || mapped.Kind == KindNotOwned {
+			p.forget(l) // nobody will release it
+		}
+		return nil, mapped
+	}
 	sb, err := p.drive(work, op, ref.target(), goalStarted)
 	if err != nil {
-		mapped := failed(op, err)
-		mapped.Phase, mapped.Elapsed, mapped.Budget = PhaseStart, time.Since(began), p.cfg.Timeout
-		p.log(mapped)
-		return nil, mapped
+		return fail(PhaseStart, err)
 	}
 	box := p.client.Toolbox(sb)
 	if err := p.verify(work, op, box, ref); err != nil {
-		mapped := failed(op, err)
-		mapped.Phase, mapped.Elapsed, mapped.Budget = PhaseSentinel, time.Since(began), p.cfg.Timeout
-		p.log(mapped)
-		return nil, mapped
+		return fail(PhaseSentinel, err)
 	}
 	l.mu.Lock()
 	l.box = box

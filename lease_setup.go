@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/json"
-	"path"
 	"strings"
 
 	"github.com/leasehold-go/leasehold/internal/daytona"
@@ -48,7 +47,7 @@ func (p *provider) setUp(ctx context.Context, op string, box *daytona.Toolbox, r
 		return setup{}, &Error{Op: op, Kind: KindProtocol, Sandbox: ref.Sandbox}
 	}
 	mark := newMark()
-	output, err := p.runOwn(ctx, op, box, ref.Sandbox, setUpScript(mark, p.cfg.Workspace, string(content)))
+	output, err := p.runOwn(ctx, op, box, ref.target(), setUpScript(mark, p.cfg.Workspace, string(content)))
 	if err != nil {
 		return setup{}, err
 	}
@@ -69,7 +68,7 @@ func (p *provider) setUp(ctx context.Context, op string, box *daytona.Toolbox, r
 		}
 	}
 	result.shell, result.workspace = found["shell"], found["path"]
-	if !path.IsAbs(result.workspace) || path.Clean(result.workspace) != result.workspace || strings.ContainsRune(result.workspace, '\uFFFD') {
+	if !validWorkspace(result.workspace) {
 		return setup{}, &Error{Op: op, Kind: KindProtocol, Sandbox: ref.Sandbox, Dispatched: DispatchedYes, Message: "the workspace's path cannot be written as text"}
 	}
 	if result.shell != "bash" {
@@ -103,7 +102,7 @@ func setUpScript(mark, workspace, content string) string {
 // verify proves that the workspace is the lease's, in one request that writes nothing.
 func (p *provider) verify(ctx context.Context, op string, box *daytona.Toolbox, ref LeaseRef) error {
 	mark := newMark()
-	output, err := p.runOwn(ctx, op, box, ref.Sandbox, verifyScript(mark, ref.Workspace))
+	output, err := p.runOwn(ctx, op, box, ref.target(), verifyScript(mark, ref.Workspace))
 	if err != nil {
 		return err
 	}
@@ -141,8 +140,9 @@ func verifyScript(mark, workspace string) string {
 }
 
 // runOwn runs a short script of the library's own, which must bear being run twice, and returns its merged output. What a
-// repeat may mend, such as a toolbox that is not up yet, is repeated until ctx ends.
-func (p *provider) runOwn(ctx context.Context, op string, box *daytona.Toolbox, sandbox, text string) (string, error) {
+// repeat may mend, such as a toolbox that is not up yet, is repeated until ctx ends. Before each repeat the sandbox is
+// driven to run again: it may have stopped, or been lost, since it was found running.
+func (p *provider) runOwn(ctx context.Context, op string, box *daytona.Toolbox, t target, text string) (string, error) {
 	var pause backoff
 	for {
 		callCtx, cancel := context.WithTimeout(ctx, p.cfg.CallTimeout)
@@ -152,17 +152,18 @@ func (p *provider) runOwn(ctx context.Context, op string, box *daytona.Toolbox, 
 			return result.Output, nil
 		}
 		mapped := failed(op, err)
-		mapped.Sandbox = sandbox
+		mapped.Sandbox = t.label()
 		if !mapped.Retryable && mapped.Kind != KindNotRunning {
 			return "", mapped
 		}
-		if waitErr := pause.wait(ctx, mapped.RetryAfter); waitErr != nil {
-			if ctx.Err() != nil {
-				mapped = failed(op, waitErr)
-				mapped.Sandbox = sandbox
-			}
-			return "", mapped
+		if pause.wait(ctx, mapped.RetryAfter) != nil {
+			return "", outOfTime(ctx, mapped, nil)
 		}
+		sb, err := p.drive(ctx, op, t, goalStarted)
+		if err != nil {
+			return "", err
+		}
+		box = p.client.Toolbox(sb)
 	}
 }
 

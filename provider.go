@@ -2,6 +2,7 @@ package leasehold
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"golang.org/x/sync/semaphore"
@@ -65,7 +66,12 @@ type provider struct {
 	closed    bool
 	leases    map[string]*Lease // by LeaseRef.key
 	sightings map[string]string // by attempt: ids seen after the caller of an acquisition had left
+	seen      []string          // the attempts in sightings and some that were dropped from it, oldest first
 }
+
+// maxSightings bounds what is remembered for envelopes that perhaps nobody kept. An envelope whose sighting was dropped
+// stays uncertain, unless its sandbox is still found by name.
+const maxSightings = 1000
 
 // New returns a provider on the Daytona control plane at config's URL. It sends nothing. It fails with [ErrInvalid], naming
 // every problem of config.
@@ -127,6 +133,9 @@ func (p *provider) Close(ctx context.Context) error {
 	return err
 }
 
+// errProviderClosed ends the work that Close did not wait for.
+var errProviderClosed = errors.New("the provider was closed")
+
 // start admits a call and returns the context of its work: it keeps ctx's values, ends after the provider's budget or
 // with the provider, and not with ctx. finish must be called when the work is done.
 func (p *provider) start(ctx context.Context, op string) (work context.Context, finish func(), err error) {
@@ -139,11 +148,13 @@ func (p *provider) start(ctx context.Context, op string) (work context.Context, 
 		return nil, nil, failed(op, ctxError(ctx))
 	}
 	p.tasks.Add(1)
-	work, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.cfg.Timeout)
-	stop := context.AfterFunc(p.work, cancel)
+	work, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	work, cancel := context.WithTimeout(work, p.cfg.Timeout)
+	stop := context.AfterFunc(p.work, func() { end(errProviderClosed) })
 	return work, sync.OnceFunc(func() {
 		stop()
 		cancel()
+		end(nil)
 		p.tasks.Done()
 	}), nil
 }
@@ -189,6 +200,10 @@ func (p *provider) sighted(attempt, id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.sightings[attempt] = id
+	if p.seen = append(p.seen, attempt); len(p.seen) > maxSightings {
+		delete(p.sightings, p.seen[0])
+		p.seen = p.seen[1:]
+	}
 }
 
 // sighting returns the id remembered for an attempt, or nothing.

@@ -57,6 +57,9 @@ type Options struct {
 	Quirks Quirks
 	// Middleware, if any, wraps the whole server: it sees each request first and each reply last.
 	Middleware func(http.Handler) http.Handler
+	// Toolbox, if any, answers in place of every sandbox's toolbox, behind the proxy and the fault plan. It sees paths such
+	// as /process/execute. Without processes, which virtual time does not wait for, a test may skip hours.
+	Toolbox http.Handler
 	// Logger receives what goes wrong inside. Nil is silent.
 	Logger *slog.Logger
 }

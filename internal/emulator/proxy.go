@@ -37,12 +37,20 @@ func (s *Server) proxy(w http.ResponseWriter, r *http.Request) {
 		defer sb.fullFor.Add(-1)
 	}
 	s.through(w, r, sb, func(w *proxyWriter, r *http.Request, m *machine) {
+		inner := withoutPrefix(r, "/toolbox/"+id)
+		if s.opt.Toolbox != nil {
+			if m.enter(w) {
+				defer m.leave(w)
+				s.opt.Toolbox.ServeHTTP(w, inner)
+			}
+			return
+		}
 		daemon := m.open(w)
 		if daemon == nil {
 			return
 		}
 		defer m.leave(w)
-		daemon.ServeHTTP(w, withoutPrefix(r, "/toolbox/"+id))
+		daemon.ServeHTTP(w, inner)
 	})
 }
 
