@@ -1,6 +1,7 @@
 package toolbox
 
 import (
+	"bufio"
 	"errors"
 	"io"
 	"io/fs"
@@ -291,12 +292,20 @@ func (t *Toolbox) writeFile(p string, mode fs.FileMode, r io.Reader) (int64, err
 	if err != nil {
 		return 0, err
 	}
-	n, err := io.Copy(fullDisk{f, t.diskFull}, r)
+	// A part of a form comes in pieces of 4 KiB.
+	buffer := bufio.NewWriterSize(fullDisk{f, t.diskFull}, writeBuffer)
+	n, err := io.Copy(buffer, r)
+	if flushErr := buffer.Flush(); err == nil {
+		err = flushErr
+	}
 	if closeErr := f.Close(); err == nil {
 		err = closeErr
 	}
 	return n, err
 }
+
+// writeBuffer is how much of a file is written at once.
+const writeBuffer = 256 << 10
 
 // fullDisk is a file whose writes fail while full says so. It hides the file's other methods, so that
 // nothing copies past Write.
