@@ -348,6 +348,51 @@ func TestF2FullDisksChangeNothing(t *testing.T) {
 	}
 }
 
+func TestF2ReadOnlyDisksAreErrors(t *testing.T) {
+	r := newRig(t, Config{}, emulator.Options{})
+	l := r.acquired(t)
+	disk, sealed := filepath.Join(t.TempDir(), "disk"), filepath.Join(l.Ref().Workspace, "sealed")
+	for _, dir := range []string{disk, sealed} {
+		tinyDisk(t, dir, "1m")
+		writeFiles(t, dir, map[string]string{"dest/f": "kept"})
+		if out, err := exec.Command("mount", "-o", "remount,ro", dir).CombinedOutput(); err != nil {
+			t.Fatalf("remount: %s", out)
+		}
+	}
+	local := faultyTree(t)
+	for name, do := range map[string]func() error{
+		"import": func() error {
+			_, err := l.Importer().Dir(t.Context(), local, "sealed/dest", ImportOptions{})
+			return err
+		},
+		"import file": func() error {
+			_, err := l.Importer().File(t.Context(), local+"/d/run", "sealed/dest/f", ImportOptions{})
+			return err
+		},
+		"export": func() error {
+			_, err := l.Exporter().Dir(t.Context(), "sealed/dest", disk+"/dest", ExportOptions{Reserve: -1})
+			return err
+		},
+		"export file": func() error {
+			_, err := l.Exporter().File(t.Context(), "sealed/dest/f", disk+"/dest/f", ExportOptions{Reserve: -1})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var e *Error
+			if err := do(); !errors.As(err, &e) {
+				t.Errorf("error %v, want an *Error", err)
+			}
+			wantNoScratch(t, l, disk, sealed)
+			for _, dir := range []string{disk, sealed} {
+				if diff := cmp.Diff(map[string]string{"dest": "drwxr-xr-x", "dest/f": "-rw-r--r-- kept"}, tree(t, dir)); diff != "" {
+					t.Errorf("%s mismatch (-want +got):\n%s", dir, diff)
+				}
+			}
+		})
+	}
+}
+
 // killedHost is what a process that will be killed has to do.
 type killedHost struct {
 	URL, Key      string
