@@ -48,9 +48,11 @@ func (p *provider) checkRequest(op string, request AcquireRequest) (ttlMinutes i
 		bad.add("Labels", "has over %d entries, which with the library's own makes over %d", maxLabels-own, maxLabels)
 	}
 	for key := range request.Labels {
-		if strings.HasPrefix(key, p.cfg.LabelPrefix) {
+		switch {
+		case len(request.Labels) > maxLabels || !labelKeyForm.MatchString(key): // of any number and length, and reported
+		case strings.HasPrefix(key, p.cfg.LabelPrefix):
 			bad.add("Labels."+key, "starts with the prefix of the library's own labels")
-		} else if key == daytona.LanguageLabel {
+		case key == daytona.LanguageLabel:
 			bad.add("Labels."+key, "is the provider's own label")
 		}
 	}

@@ -137,3 +137,67 @@ func TestCleanupEnvelopeProblems(t *testing.T) {
 		})
 	}
 }
+
+// FuzzParseLeaseRef: what is accepted has a key, and is the same after JSON.
+func FuzzParseLeaseRef(f *testing.F) {
+	valid, err := json.Marshal(validRef())
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(valid)
+	for _, at := range []string{"9999-12-31T23:59:59-23:59", "0000-01-01T00:00:00+23:59", "2026-01-01T00:00:00.5+02:00"} {
+		f.Add([]byte(strings.Replace(string(valid), `"createdAt":"`, `"expiresAt":"`+at+`","createdAt":"`, 1)))
+	}
+	f.Add([]byte(strings.Replace(string(valid), "/home/daytona/workspace", "/"+strings.Repeat("a", 1<<16), 1)))
+	f.Add([]byte(strings.Replace(string(valid), `"labels":{`, `"labels":{"":"","\u0000":"\n",`, 1)))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		ref, err := ParseLeaseRef(data)
+		if err != nil {
+			if !errors.Is(err, ErrInvalid) || len(err.Error()) > 1<<14 {
+				t.Fatalf("error = %.200q, want a short ErrInvalid", err)
+			}
+			return
+		}
+		again, err := json.Marshal(ref)
+		if err != nil {
+			t.Fatal(err)
+		}
+		back, err := ParseLeaseRef(again)
+		if err != nil || back.key() != ref.key() {
+			t.Fatalf("after JSON: %v, %+v, want %+v", err, back, ref)
+		}
+	})
+}
+
+// FuzzParseCleanupEnvelope: what is accepted is the same after JSON, and names a sandbox that the record agrees about.
+func FuzzParseCleanupEnvelope(f *testing.F) {
+	ref := validRef()
+	creation := CreationOperation{Attempt: ref.Attempt, Name: ref.Name, Scope: ref.Scope, Labels: ref.Labels, Credential: ref.Credential}
+	valid, err := json.Marshal(creation.envelope(PhaseShell, "sb-1"))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(valid)
+	f.Add([]byte(strings.Replace(string(valid), `"sb-1"`, `".."`, 1)))
+	f.Add([]byte(strings.Replace(string(valid), `"name":"`, `"Name":"x","name":"`, 1)))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		envelope, err := ParseCleanupEnvelope(data)
+		if err != nil {
+			if !errors.Is(err, ErrInvalid) || len(err.Error()) > 1<<14 || envelope.Name != "" {
+				t.Fatalf("error = %.200q with %+v, want a short ErrInvalid alone", err, envelope)
+			}
+			return
+		}
+		again, err := json.Marshal(envelope)
+		if err != nil {
+			t.Fatal(err)
+		}
+		back, err := ParseCleanupEnvelope(again)
+		if diff := cmp.Diff(envelope, back); err != nil || diff != "" {
+			t.Fatalf("after JSON: %v (-want +got):\n%s", err, diff)
+		}
+		if !strings.HasSuffix(envelope.Name, "create-"+envelope.Attempt) {
+			t.Fatalf("name %q, attempt %q", envelope.Name, envelope.Attempt)
+		}
+	})
+}

@@ -270,7 +270,7 @@ func (c *Client) sandbox(ctx context.Context, op string, f func(context.Context)
 // decode reads the body of a generated client's answer once more: the client puts it back after reading it. Its own
 // decoding, and so its error, matter only where there is no answer.
 func decode(resp *http.Response, err error, into any) error {
-	if resp == nil || resp.StatusCode >= 300 {
+	if resp == nil || resp.StatusCode < 200 || resp.StatusCode >= 300 {
 		if err == nil {
 			err = errReply
 		}

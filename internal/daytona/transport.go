@@ -36,7 +36,10 @@ func newTransport() *http.Transport {
 	}
 }
 
-var errNoCall = errors.New("daytona: request outside a call")
+var (
+	errNoCall   = errors.New("daytona: request outside a call")
+	errNoAnswer = errors.New("daytona: a transport returned neither an answer nor an error")
+)
 
 // RoundTrip sends one request of the call in its context.
 func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
@@ -76,6 +79,9 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 
 	resp, err := t.base.RoundTrip(out)
+	if err == nil && resp == nil {
+		err = errNoAnswer
+	}
 	if err != nil {
 		k.mu.Lock()
 		k.sendErr = err
@@ -106,6 +112,9 @@ const maxErrorBody = 64 << 10
 
 // record keeps what the answer says. Reading an error body is bounded by the context of the call.
 func (t *transport) record(k *call, resp *http.Response) {
+	if resp.Body == nil { // as a caller's transport may leave it
+		resp.Body = http.NoBody
+	}
 	if resp.StatusCode < 300 {
 		if rw, ok := resp.Body.(io.ReadWriteCloser); ok && resp.StatusCode == http.StatusSwitchingProtocols {
 			resp.Body = &socketBody{rw, k}
