@@ -8,7 +8,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/google/uuid"
 )
@@ -93,7 +92,7 @@ type CleanupEnvelope struct {
 func ParseCleanupEnvelope(data []byte) (CleanupEnvelope, error) {
 	var e CleanupEnvelope
 	if err := json.Unmarshal(data, &e); err != nil {
-		return CleanupEnvelope{}, problems{{Field: "CleanupEnvelope", Problem: "is not its JSON form"}}.err("parse envelope")
+		return CleanupEnvelope{}, problems{{Field: "CleanupEnvelope", Problem: "is not valid JSON of this form"}}.err("parse envelope")
 	}
 	if err := e.check("parse envelope"); err != nil {
 		return CleanupEnvelope{}, err
@@ -235,7 +234,7 @@ func (p *provider) checkEnvelope(op string, e CleanupEnvelope) error {
 func (p *provider) delete(ctx context.Context, op string, t target) (Receipt, error) {
 	_, err := p.drive(ctx, op, t, goalDestroyed)
 	if errors.Is(err, ErrGone) {
-		return Receipt{Sandbox: t.id, State: ReceiptDestroyed, At: time.Now()}, nil
+		return Receipt{Sandbox: t.id, State: ReceiptDestroyed, At: receiptTime()}, nil
 	}
 	if err == nil { // nothing but not-found ends this goal
 		err = &Error{Op: op, Kind: KindProtocol, Sandbox: t.id}

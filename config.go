@@ -279,7 +279,10 @@ func validHeaderValue(s string) bool {
 }
 
 func checkIdentifier(p *problems, field, value string, required bool) {
-	if value == "" && !required {
+	if value == "" {
+		if required {
+			p.add(field, "is missing")
+		}
 		return
 	}
 	if !identifierForm.MatchString(value) {

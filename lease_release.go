@@ -22,6 +22,9 @@ type Receipt struct {
 	At      time.Time    `json:"at"` // when it was read, by the host's clock
 }
 
+// receiptTime is now, in the form that survives JSON.
+func receiptTime() time.Time { return time.Now().UTC().Round(0) }
+
 // ReleaseOptions change what [Provider.Release] does. The zero value stops a reusable sandbox and deletes another one.
 type ReleaseOptions struct {
 	// Retain stops the sandbox even if it is not reusable, after having switched off its automatic deletion and read
@@ -102,12 +105,12 @@ func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, end fu
 func (p *provider) stop(ctx context.Context, op string, ref LeaseRef, g goal, phase Phase) (Receipt, error) {
 	sb, err := p.drive(ctx, op, ref.target(), g)
 	if errors.Is(err, ErrGone) {
-		return Receipt{Sandbox: ref.Sandbox, State: ReceiptDestroyed, At: time.Now()}, nil
+		return Receipt{Sandbox: ref.Sandbox, State: ReceiptDestroyed, At: receiptTime()}, nil
 	}
 	if err != nil {
 		return Receipt{}, inPhase(phase, err)
 	}
-	return Receipt{Sandbox: sb.ID, State: ReceiptStopped, At: time.Now()}, nil
+	return Receipt{Sandbox: sb.ID, State: ReceiptStopped, At: receiptTime()}, nil
 }
 
 // retain switches off automatic deletion, and believes only a fresh read of it.
@@ -119,7 +122,7 @@ func (p *provider) retain(ctx context.Context, op string, ref LeaseRef) (Receipt
 		sb, err := p.read(ctx, op, ref.target())
 		switch {
 		case errors.Is(err, ErrGone):
-			return Receipt{Sandbox: ref.Sandbox, State: ReceiptDestroyed, At: time.Now()}, nil
+			return Receipt{Sandbox: ref.Sandbox, State: ReceiptDestroyed, At: receiptTime()}, nil
 		case err != nil:
 			return Receipt{}, inPhase(PhaseRetain, err)
 		case sb.AutoDelete != nil && *sb.AutoDelete == never:

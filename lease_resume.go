@@ -19,22 +19,28 @@ func (p *provider) Resume(ctx context.Context, ref LeaseRef) (_ *Lease, err erro
 	if err := ctx.Err(); err != nil {
 		return nil, failed(op, ctxError(ctx))
 	}
-	shared := p.resumes.DoChan(ref.key(), func() (any, error) {
-		work, finish, err := p.start(context.WithoutCancel(ctx), op)
-		if err != nil {
-			return nil, err
+	for {
+		shared := p.resumes.DoChan(ref.key(), func() (any, error) {
+			work, finish, err := p.start(context.WithoutCancel(ctx), op)
+			if err != nil {
+				return nil, err
+			}
+			defer finish()
+			return p.resume(work, op, ref)
+		})
+		select {
+		case result := <-shared:
+			if result.Err != nil {
+				return nil, failed(op, result.Err)
+			}
+			l := result.Val.(*Lease)
+			if done, err := l.begin(op); err == nil {
+				done()
+				return l, nil
+			} // else another caller, who shared the attempt, gave the lease back since
+		case <-ctx.Done():
+			return nil, failed(op, ctxError(ctx))
 		}
-		defer finish()
-		return p.resume(work, op, ref)
-	})
-	select {
-	case result := <-shared:
-		if result.Err != nil {
-			return nil, failed(op, result.Err)
-		}
-		return result.Val.(*Lease), nil
-	case <-ctx.Done():
-		return nil, failed(op, ctxError(ctx))
 	}
 }
 
