@@ -202,11 +202,7 @@ func inOrder(log string) string {
 
 func TestSyntaxErrorInBash(t *testing.T) {
 	needs(t, "bash")
-	t.Setenv("SHELL", "/bin/bash")
-	w := serve(t, swift)
-	if !strings.HasSuffix(w.toolbox.shell(), "bash") {
-		skip(t, "the shell is "+w.toolbox.shell())
-	}
+	w := serve(t, swift, func(o *Options) { o.Shell = "bash" })
 	w.createSession("s")
 	id := w.start("s", "if then")
 	if got := w.exitCode("s", id); got != 2 {

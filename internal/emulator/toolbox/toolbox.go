@@ -36,6 +36,7 @@ type Options struct {
 	TempDir string            // TMPDIR of every process; empty means os.TempDir()
 	Env     map[string]string // added to the environment of every process
 	Group   *proc.Group       // the sandbox's processes. Required to run anything
+	Shell   string            // path of the shell that runs commands; empty means the one that the daemon would choose
 	Quirks  Quirks            // the zero value behaves as measured
 	Logger  *slog.Logger      // nil is silent
 }
@@ -172,7 +173,12 @@ func (t *Toolbox) routeServer(mux *http.ServeMux) {
 }
 
 // shell returns the path of the shell that runs commands.
-func (t *Toolbox) shell() string { return t.sh() }
+func (t *Toolbox) shell() string {
+	if t.opts.Shell != "" {
+		return t.opts.Shell
+	}
+	return t.sh()
+}
 
 // findShell prefers zsh to bash, as far as /etc/shells lists them, then takes $SHELL, then sh.
 func findShell() string {
