@@ -60,14 +60,24 @@ type Command struct {
 	Timeout time.Duration
 	// Profiles says which start-up files are read.
 	Profiles ProfilePolicy
+	// Transport chooses the way by which the command is run. The zero value uses a journal, and a session where there
+	// is no room for one.
+	Transport Transport
 }
 
-// Transport is the way by which a command was run.
+// Transport is a way by which a command is run.
 type Transport string
 
 // The transports.
 const (
-	// TransportSession runs the command in one of the toolbox's sessions, and reads the session's log.
+	// TransportAuto is the zero value: a journal, or else a session.
+	TransportAuto Transport = ""
+	// TransportJournal makes the command keep its own record, in files of a private directory of the sandbox,
+	// $TMPDIR/.leasehold-<uid>. Its output is exact, whatever the bytes, and a short command takes one request. The
+	// files hold the whole output until the result was taken.
+	TransportJournal Transport = "journal"
+	// TransportSession runs the command in one of the toolbox's sessions, and reads the session's log. It needs no
+	// file of its own, but the script of a command is limited to 128 KiB, and see the fidelities.
 	TransportSession Transport = "session"
 )
 
@@ -76,12 +86,25 @@ type Fidelity string
 
 // The fidelities.
 const (
+	// FidelityExact: the output was read from files that the command itself wrote to.
+	FidelityExact Fidelity = "exact"
 	// FidelityLines: the log carried the lines, and shows no sign of damage. Final newlines, partial last lines and
 	// bytes of any value are right, but NUL bytes: a session's log drops these and leaves no trace of it.
 	FidelityLines Fidelity = "lines"
 	// FidelityDamaged: the log cannot have carried the bytes exactly. Pieces of very long lines may be mixed up, or
 	// something on the way took the log's markers away.
 	FidelityDamaged Fidelity = "damaged"
+)
+
+// Delivery says how a command's output arrived.
+type Delivery string
+
+// The deliveries.
+const (
+	DeliveryReply    Delivery = "reply"    // journal: all of it in the reply to the dispatch
+	DeliveryFiles    Delivery = "files"    // journal: as the files grew, or because it was long or not text
+	DeliverySnapshot Delivery = "snapshot" // session: in copies of the whole log
+	DeliverySocket   Delivery = "socket"   // session: some of it over a socket
 )
 
 // Result is what is known of a command that Run was asked to run. It says what was proved, and no more.
@@ -106,9 +129,12 @@ type Result struct {
 	// Truncated reports that something was not captured because of CaptureLimit.
 	Truncated bool
 	// Duration is the time from the dispatch to the end of the observation.
-	Duration  time.Duration
+	Duration time.Duration
+	// Transport is how it was run. A session, where Command.Transport does not ask for one, says that the sandbox had
+	// no room for a journal.
 	Transport Transport
 	Fidelity  Fidelity
+	Delivery  Delivery
 }
 
 // Executor runs commands in the sandbox of one lease. It is safe for concurrent use, and commands that run at the same
@@ -135,8 +161,7 @@ func (x *Executor) Run(ctx context.Context, cmd Command) (_ Result, err error) {
 	const op = "run"
 	ctx, span := x.l.p.span(ctx, op)
 	defer func() { endSpan(span, err) }()
-	r := &sessionRun{l: x.l, op: op, cmd: cmd, dispatched: DispatchedNo, stdout: newOutput(cmd.Stdout, cmd.CaptureLimit), stderr: newOutput(cmd.Stderr, cmd.CaptureLimit)}
-	failure := r.prepare()
+	r, failure := newExecution(x.l, op, cmd)
 	if failure == nil {
 		var done func()
 		if done, failure = x.l.begin(op); failure == nil {
@@ -181,7 +206,16 @@ func (c *Command) check(op, workspace string) (script.Login, error) {
 	default:
 		p.add("Command.Profiles", "is not a policy")
 	}
-	if err := login.Check(); err != nil {
+	switch c.Transport {
+	case TransportAuto, TransportJournal, TransportSession:
+	default:
+		p.add("Command.Transport", "is not a transport")
+	}
+	err := login.Check()
+	if err == nil && c.Transport == TransportSession {
+		err = login.CheckWord()
+	}
+	if err != nil {
 		p.add("Command", "cannot be sent: %s", err)
 	}
 	return login, p.err(op)
@@ -194,6 +228,7 @@ type output struct {
 	limit     int64
 	size      int64
 	truncated bool
+	failed    bool // w returned an error
 }
 
 func newOutput(w io.Writer, limit int64) *output {
@@ -218,5 +253,6 @@ func (o *output) write(p []byte) error {
 	if err == nil && n < len(p) {
 		err = io.ErrShortWrite
 	}
+	o.failed = o.failed || err != nil
 	return err
 }

@@ -69,7 +69,7 @@ func startRunning(t *testing.T, ctx context.Context, l *Lease, cmd Command) *run
 	cmd.Stdout = run
 	go func() {
 		defer close(run.done)
-		run.result, run.err = l.Executor().Run(ctx, cmd)
+		run.result, run.err = l.Executor().Run(ctx, cmd.on(l))
 	}()
 	t.Cleanup(func() { <-run.done })
 	select {
@@ -128,7 +128,7 @@ func TestE3FaultsOfTheObservationLoseNothing(t *testing.T) {
 	for name, faults := range tests {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			r, l := execRig(t)
+			r, l := execRig(t, TransportSession)
 			c := newCounter(t)
 			r.server.SetFaults(faults...)
 			// The pauses make the exit fall behind the first snapshot and the socket.
@@ -145,7 +145,7 @@ func TestE3FaultsOfTheObservationLoseNothing(t *testing.T) {
 
 func TestE3WithoutARecordedExitThereIsNone(t *testing.T) {
 	t.Run("session deleted under the command", func(t *testing.T) {
-		r, l := execRig(t)
+		r, l := execRig(t, TransportSession)
 		run := startRunning(t, t.Context(), l, Command{Script: "sleep 60"})
 		for _, id := range sessionIDs(l) {
 			if err := l.resolved().DeleteSession(t.Context(), id); err != nil {
@@ -158,7 +158,7 @@ func TestE3WithoutARecordedExitThereIsNone(t *testing.T) {
 		mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
 	})
 	t.Run("shell killed by the command", func(t *testing.T) {
-		_, l := execRig(t)
+		_, l := execRig(t, TransportSession)
 		run := startRunning(t, t.Context(), l, Command{Script: "kill -9 $PPID; sleep 60", Timeout: time.Second})
 		run.wait(t, KindTimeout)
 		wantNoExit(t, run)
@@ -168,7 +168,7 @@ func TestE3WithoutARecordedExitThereIsNone(t *testing.T) {
 		mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
 	})
 	t.Run("sandbox stopped under the command", func(t *testing.T) {
-		r, l := execRig(t)
+		r, l := execRig(t, TransportSession)
 		run := startRunning(t, t.Context(), l, Command{Script: "sleep 60"})
 		if err := r.client.Stop(t.Context(), l.Ref().Sandbox); err != nil {
 			t.Fatal(err)
@@ -182,7 +182,7 @@ func TestE3WithoutARecordedExitThereIsNone(t *testing.T) {
 		mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
 	})
 	t.Run("sandbox deleted under the command", func(t *testing.T) {
-		r, l := execRig(t)
+		r, l := execRig(t, TransportSession)
 		run := startRunning(t, t.Context(), l, Command{Script: "sleep 60"})
 		if err := r.client.Delete(t.Context(), l.Ref().Sandbox); err != nil {
 			t.Fatal(err)
@@ -194,7 +194,7 @@ func TestE3WithoutARecordedExitThereIsNone(t *testing.T) {
 		wantNoExit(t, run)
 	})
 	t.Run("lease given back under the command", func(t *testing.T) {
-		r, l := execRig(t)
+		r, l := execRig(t, TransportSession)
 		run := startRunning(t, t.Context(), l, Command{Script: "sleep 60"})
 		if _, err := r.Release(t.Context(), l.Ref(), ReleaseOptions{}); err != nil {
 			t.Fatal(err)
@@ -213,12 +213,12 @@ func wantNoExit(t *testing.T, run *running) {
 }
 
 func TestE3AnExitWithoutTheWholeOutputSaysSo(t *testing.T) {
-	r, l := execRig(t)
+	r, l := execRig(t, TransportSession)
 	// A log of which only the beginning can be read, and a recorded exit.
 	r.server.SetFaults(
 		emulator.Fault{Method: "GET", Path: logsPath, Action: emulator.StatusAfter, Status: 200, Body: "\x01\x01\x01stray\n", Count: -1},
 	)
-	got, err := l.Executor().Run(t.Context(), Command{Script: "echo x; exit 9"})
+	got, err := l.Executor().Run(t.Context(), Command{Script: "echo x; exit 9"}.on(l))
 	if !errors.Is(err, ErrUncertain) || !got.Exited || got.ExitCode != 9 || got.Complete {
 		t.Errorf("Run() = %+v, %v; want exit 9, incomplete, and uncertain", got, err)
 	}
@@ -226,53 +226,57 @@ func TestE3AnExitWithoutTheWholeOutputSaysSo(t *testing.T) {
 }
 
 func TestE4NothingACommandDoesHarmsTheNext(t *testing.T) {
-	_, l := execRig(t)
-	for name, tt := range map[string]struct {
-		script string
-		want   Result
-	}{
-		"exit":             {"exit 3", finished(3, "", "")},
-		"exec":             {"exec sh -c 'echo y; exit 4'", finished(4, "y\n", "")},
-		"set -e":           {"set -e; false; echo no", finished(1, "", "")},
-		"kill itself":      {"kill $$", finished(143, "", "")},
-		"kill its group":   {"kill -9 0", finished(137, "", "")},
-		"close everything": {"exec <&- >&- 2>&-; exit 5", finished(5, "", "")},
-		"change directory": {"cd /; export A=1; umask 777", finished(0, "", "")},
-	} {
-		t.Run(name, func(t *testing.T) {
-			mustRun(t, l, Command{Script: tt.script}, tt.want)
-			mustRun(t, l, Command{Script: `echo "next$A"; pwd`}, finished(0, "next\n"+l.Ref().Workspace+"\n", ""))
-		})
-	}
-	t.Run("syntax error", func(t *testing.T) {
-		got, err := l.Executor().Run(t.Context(), Command{Script: "echo a\nif (; then"})
-		if err != nil || got.ExitCode != 2 || string(got.Stdout) != "a\n" || got.StderrSize == 0 {
-			t.Errorf("Run() = %+v, %v; want exit 2 and a reason on stderr", got, err)
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		for name, tt := range map[string]struct {
+			script string
+			want   Result
+		}{
+			"exit":             {"exit 3", finished(3, "", "")},
+			"exec":             {"exec sh -c 'echo y; exit 4'", finished(4, "y\n", "")},
+			"set -e":           {"set -e; false; echo no", finished(1, "", "")},
+			"kill itself":      {"kill $$", finished(143, "", "")},
+			"kill its group":   {"kill -9 0", finished(137, "", "")},
+			"close everything": {"exec <&- >&- 2>&-; exit 5", finished(5, "", "")},
+			"change directory": {"cd /; export A=1; umask 777", finished(0, "", "")},
+		} {
+			t.Run(name, func(t *testing.T) {
+				mustRun(t, l, Command{Script: tt.script}, tt.want)
+				mustRun(t, l, Command{Script: `echo "next$A"; pwd`}, finished(0, "next\n"+l.Ref().Workspace+"\n", ""))
+			})
 		}
-		mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+		t.Run("syntax error", func(t *testing.T) {
+			got, err := l.Executor().Run(t.Context(), Command{Script: "echo a\nif (; then"}.on(l))
+			if err != nil || got.ExitCode != 2 || string(got.Stdout) != "a\n" || got.StderrSize == 0 {
+				t.Errorf("Run() = %+v, %v; want exit 2 and a reason on stderr", got, err)
+			}
+			mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+		})
 	})
 }
 
 func TestE4ABackgroundChildNeitherBlocksNorDies(t *testing.T) {
-	_, l := execRig(t)
-	gate := filepath.Join(t.TempDir(), "gate")
-	survived := filepath.Join(t.TempDir(), "survived")
-	script := fmt.Sprintf("(until [ -e %s ]; do sleep 0.01; done; : >%s) & echo started", gate, survived)
-	for range 2 {
-		mustRun(t, l, Command{Script: script}, finished(0, "started\n", ""))
-		mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
-	}
-	if err := os.WriteFile(gate, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the child ends on its own", func() bool {
-		_, err := os.Stat(survived)
-		return err == nil
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		gate := filepath.Join(t.TempDir(), "gate")
+		survived := filepath.Join(t.TempDir(), "survived")
+		script := fmt.Sprintf("(until [ -e %s ]; do sleep 0.01; done; : >%s) & echo started", gate, survived)
+		for range 2 {
+			mustRun(t, l, Command{Script: script}, finished(0, "started\n", ""))
+			mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+		}
+		if err := os.WriteFile(gate, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the child ends on its own", func() bool {
+			_, err := os.Stat(survived)
+			return err == nil
+		})
 	})
 }
 
 func TestE4ConcurrentCommandsRunConcurrently(t *testing.T) {
-	r, l := execRig(t)
+	r, l := execRig(t, TransportSession)
 	const n = 64
 	dir := t.TempDir()
 	var wg sync.WaitGroup
@@ -296,28 +300,30 @@ func TestE4ConcurrentCommandsRunConcurrently(t *testing.T) {
 }
 
 func TestE5TheEndOfTheContextStopsTheCommand(t *testing.T) {
-	_, l := execRig(t)
-	boom := errors.New("boom")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	defer cancel(nil)
-	alive := filepath.Join(t.TempDir(), "pid")
-	run := startRunning(t, ctx, l, Command{Script: "sleep 61 & echo $! >" + alive + "; echo more; wait"})
-	eventually(t, "the child runs", func() bool { data, _ := os.ReadFile(alive); return len(data) > 0 })
-	began := time.Now()
-	cancel(boom)
-	run.wait(t, KindCanceled)
-	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("it took %v to return", took)
-	}
-	if !errors.Is(run.err, boom) || !errors.Is(run.err, context.Canceled) {
-		t.Errorf("%v does not wrap the cause", run.err)
-	}
-	got := run.result
-	if !got.StopConfirmed || got.TimedOut || got.Exited {
-		t.Errorf("got %+v, want a confirmed stop, no exit, and the output so far", got)
-	}
-	wantDead(t, alive)
-	mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		boom := errors.New("boom")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		defer cancel(nil)
+		alive := filepath.Join(t.TempDir(), "pid")
+		run := startRunning(t, ctx, l, Command{Script: "sleep 61 & echo $! >" + alive + "; echo more; wait"})
+		eventually(t, "the child runs", func() bool { data, _ := os.ReadFile(alive); return len(data) > 0 })
+		began := time.Now()
+		cancel(boom)
+		run.wait(t, KindCanceled)
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("it took %v to return", took)
+		}
+		if !errors.Is(run.err, boom) || !errors.Is(run.err, context.Canceled) {
+			t.Errorf("%v does not wrap the cause", run.err)
+		}
+		got := run.result
+		if !got.StopConfirmed || got.TimedOut || got.Exited != (tr == TransportJournal) {
+			t.Errorf("got %+v, want a confirmed stop, no exit, and the output so far", got)
+		}
+		wantDead(t, alive)
+		mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+	})
 }
 
 // wantDead fails the test if the process whose id is in the file still runs.
@@ -335,7 +341,7 @@ func wantDead(t *testing.T, file string) {
 }
 
 func TestE5TheTimeoutIsTheCommandsLifetime(t *testing.T) {
-	r, l := execRig(t)
+	r, l := execRig(t, TransportSession)
 	alive := filepath.Join(t.TempDir(), "pid")
 	// Not even a dead connection prolongs it.
 	r.server.SetFaults(emulator.Fault{Method: "GET", Path: logsPath, Action: emulator.SilentSocket, Bytes: -1, Count: -1})
@@ -351,7 +357,7 @@ func TestE5TheTimeoutIsTheCommandsLifetime(t *testing.T) {
 }
 
 func TestE5AnUnconfirmedStopSaysSo(t *testing.T) {
-	r, l := execRig(t)
+	r, l := execRig(t, TransportSession)
 	r.server.SetFaults(emulator.Fault{Method: "DELETE", Path: sessionPath, Action: emulator.StatusBefore, Status: 403})
 	got, _ := runFails(t, t.Context(), l, Command{Script: "sleep 63", Timeout: 300 * time.Millisecond}, KindTimeout, DispatchedYes)
 	if !got.TimedOut || got.StopConfirmed {
@@ -361,7 +367,7 @@ func TestE5AnUnconfirmedStopSaysSo(t *testing.T) {
 }
 
 func TestE5ALostReplyOfTheStopIsNoFailure(t *testing.T) {
-	r, l := execRig(t)
+	r, l := execRig(t, TransportSession)
 	r.server.SetFaults(emulator.Fault{Method: "DELETE", Path: sessionPath, Action: emulator.DropAfter})
 	got, _ := runFails(t, t.Context(), l, Command{Script: "sleep 64", Timeout: 300 * time.Millisecond}, KindTimeout, DispatchedYes)
 	if !got.TimedOut || !got.StopConfirmed {
@@ -371,7 +377,7 @@ func TestE5ALostReplyOfTheStopIsNoFailure(t *testing.T) {
 }
 
 func TestHealthyCommandsTakeFewRequests(t *testing.T) {
-	r, l := execRig(t)
+	r, l := execRig(t, TransportSession)
 	for range 3 {
 		mustRun(t, l, Command{Args: []string{"true"}}, finished(0, "", ""))
 	}
@@ -400,7 +406,7 @@ func TestHealthyCommandsTakeFewRequests(t *testing.T) {
 }
 
 func TestADeadSessionIsReplaced(t *testing.T) {
-	r, l := execRig(t)
+	r, l := execRig(t, TransportSession)
 	mustRun(t, l, Command{Args: []string{"true"}}, finished(0, "", ""))
 	for _, id := range sessionIDs(l) {
 		if err := l.resolved().DeleteSession(t.Context(), id); err != nil {
@@ -416,7 +422,7 @@ func TestADeadSessionIsReplaced(t *testing.T) {
 }
 
 func TestACreatedSessionMayBeCreatedTwice(t *testing.T) {
-	r, l := execRig(t)
+	r, l := execRig(t, TransportSession)
 	r.server.SetFaults(emulator.Fault{Method: "POST", Path: "/toolbox/*/process/session", Action: emulator.Duplicate})
 	mustRun(t, l, Command{Args: []string{"true"}}, finished(0, "", ""))
 	r.wantHits(t)

@@ -21,20 +21,18 @@ const (
 	readTime = 15 * time.Second
 	// pollTime is the least time from one snapshot to the next: each is a copy of the whole log.
 	pollTime = time.Second
-	// blindTime is how long polling may fail altogether before the command counts as lost from sight.
-	blindTime = 5 * time.Minute
 )
 
 // earlyReads are the pauses before the status reads that accompany a new socket, which the daemon closes only a second
 // after the exit.
 var earlyReads = []time.Duration{25 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 200 * time.Millisecond}
 
-// observeTwins observes the command to its end. If the dispatch was delivered twice, the session's shell runs one of them
+// observe observes the command to its end. If the dispatch was delivered twice, the session's shell runs one of them
 // and refuses the other, and the reply may have named either.
-func (r *sessionRun) observeTwins(life, ctx context.Context) error {
+func (r *sessionRun) observe(life, ctx context.Context) error {
 	refused := make(map[string]bool)
 	for range 8 {
-		err := r.observe(life, ctx)
+		err := r.observeOne(life, ctx)
 		if r.log.Refused() {
 			refused[r.command] = true
 		} else if err != errTwin {
@@ -68,10 +66,10 @@ func (r *sessionRun) allTwins(ctx context.Context) ([]string, error) {
 // errTwin says that another delivery of the dispatch may be the one that runs.
 var errTwin = errors.New("the command was delivered twice")
 
-// observe delivers the command's output until its end is proved, and returns nil then: both streams have their end marks,
+// observeOne observes one delivery of the dispatch, and returns nil when its end is proved: both streams have their end marks,
 // or the daemon recorded the exit and the whole log was read after that, or the dispatch was refused. Ctx bounds it.
 // Once life has ended, and the command is being stopped, nothing new is begun.
-func (r *sessionRun) observe(life, ctx context.Context) error {
+func (r *sessionRun) observeOne(life, ctx context.Context) error {
 	// What has already ended needs no socket.
 	glance, cancel := context.WithTimeout(ctx, glanceTime)
 	err := r.snapshot(glance, glanceTime)
@@ -99,12 +97,6 @@ func (r *sessionRun) observe(life, ctx context.Context) error {
 
 // ended reports that the log says all that there is to say.
 func (r *sessionRun) ended() bool { return r.log.Complete() || r.log.Refused() }
-
-// isOwn reports that err is not the provider's: a writer of the caller failed.
-func isOwn(err error) bool {
-	var own *Error
-	return errors.As(err, &own)
-}
 
 // socketEnd says how a follow socket ended.
 type socketEnd int
@@ -147,6 +139,7 @@ func (r *sessionRun) follow(ctx context.Context) (socketEnd, error) {
 			if _, err := read.Write(buf[:n]); err != nil {
 				return socketLost, err
 			}
+			r.delivered = DeliverySocket
 			accepted.Store(r.log.Accepted())
 			silence.Reset(silenceTime) // a slow writer is not the socket's silence
 		}
@@ -256,6 +249,9 @@ func (r *sessionRun) poll(life, ctx context.Context) error {
 			if blind.IsZero() {
 				blind = time.Now()
 			}
+			if sessionLost(err) {
+				return &Error{Op: r.op, Kind: KindUncertain, Message: "the session was lost under the command: how it ended is not known"}
+			}
 			if err := r.lost(ctx, err, time.Since(blind)); err != nil {
 				return err
 			}
@@ -264,20 +260,4 @@ func (r *sessionRun) poll(life, ctx context.Context) error {
 			return err
 		}
 	}
-}
-
-// lost judges a failed read. It returns nil if the next one may succeed.
-func (r *sessionRun) lost(ctx context.Context, err error, blind time.Duration) error {
-	if sessionLost(err) {
-		return &Error{Op: r.op, Kind: KindUncertain, Message: "the session was lost under the command: how it ended is not known"}
-	}
-	_ = r.l.observe(r.op, err) // makes the next line read the sandbox
-	_, err = r.l.toolbox(ctx)
-	if errors.Is(err, ErrGone) || errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotOwned) || errors.Is(err, ErrAuth) {
-		return err
-	}
-	if blind >= blindTime {
-		return &Error{Op: r.op, Kind: KindUncertain, Message: "the command could not be observed any more: how it ended is not known"}
-	}
-	return nil
 }

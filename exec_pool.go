@@ -185,13 +185,6 @@ func (p *sessionPool) forget(id string) {
 	delete(p.all, id)
 }
 
-// isClosed reports that the lease is being given back.
-func (p *sessionPool) isClosed() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.closed
-}
-
 // discard deletes a session in the background. If that fails the id stays noted, and is deleted when the lease is given
 // back.
 func (p *sessionPool) discard(l *Lease, box *daytona.Toolbox, id string) {

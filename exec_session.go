@@ -26,98 +26,49 @@ const (
 	scratchTime = 10 * time.Second
 )
 
-// errLifetime is the cause of a context that ended because Command.Timeout was over.
-var errLifetime = errors.New("the command's timeout was over")
-
-// sessionRun is one command on the session transport: prepare it, dispatch it once, observe it, stop it if need be, and
-// say what is known.
+// sessionRun is one command on the session transport: dispatched once to a session's shell, and observed in its log.
 type sessionRun struct {
-	l              *Lease
-	op             string
-	cmd            Command
-	login          script.Login
-	stdout, stderr *output
+	*execution
 
-	box     *daytona.Toolbox
 	id      string // names the command in the session's list
 	mark    script.Mark
 	scratch string // directory of the uploaded stdin, "" without
 	session *session
 	command string // the daemon's id of the dispatch that is observed
 
-	dispatched    Dispatch
-	began         time.Time
-	log           *stream.Log
-	recorded      *int // the exit code that the daemon recorded, if that was seen
-	stopped       bool // the command's end was asked for
-	stopConfirmed bool
-	timedOut      bool
-	duration      time.Duration
+	log       *stream.Log
+	recorded  *int // the exit code that the daemon recorded, if that was seen
+	delivered Delivery
 }
 
-// prepare checks the command, without a request.
-func (r *sessionRun) prepare() error {
-	var err error
-	r.login, err = r.cmd.check(r.op, r.l.ref.Workspace)
-	r.id, r.mark = "leasehold-command-"+uuid.NewString(), script.NewMark(rand.Text()+rand.Text())
+func newSessionRun(x *execution) *sessionRun {
+	r := &sessionRun{execution: x, id: "leasehold-command-" + uuid.NewString(), mark: script.NewMark(rand.Text() + rand.Text()), delivered: DeliverySnapshot}
 	r.log = r.newLog()
-	return err
+	return r
 }
 
 func (r *sessionRun) newLog() *stream.Log {
 	return stream.New(string(r.mark), func(s stream.Stream, p []byte) error {
-		o := r.stdout
 		if s == stream.Stderr {
-			o = r.stderr
+			return r.write(r.stderr, p)
 		}
-		if err := o.write(p); err != nil {
-			return &Error{Op: r.op, Kind: KindIO, Message: "a writer failed, and the command was stopped", cause: err}
-		}
-		return nil
+		return r.write(r.stdout, p)
 	})
 }
 
-// run runs the command.
-func (r *sessionRun) run(ctx context.Context) error {
-	var err error
-	if r.box, err = r.l.toolbox(ctx); err != nil {
-		return err
+// prepare brings the input into the sandbox, and takes a session.
+func (r *sessionRun) prepare(ctx context.Context) error {
+	if err := r.login.CheckWord(); err != nil {
+		return &Error{Op: r.op, Kind: KindInvalid, Message: "a session cannot take the command: " + err.Error()}
 	}
 	if err := r.upload(ctx); err != nil {
 		return err
 	}
-	defer r.sweep()
+	var err error
 	if r.session, err = r.l.sessions.take(ctx, r.l, r.box); err != nil {
-		return err
+		r.sweep()
 	}
-
-	// From here on the command may run: its lifetime begins, and whatever ends ctx must end it too, at once, even while
-	// a writer keeps the observation waiting.
-	r.began = time.Now()
-	defer func() { r.duration = time.Since(r.began) }()
-	life, endLife := ctx, context.CancelFunc(func() {})
-	if r.cmd.Timeout > 0 {
-		life, endLife = context.WithTimeoutCause(ctx, r.cmd.Timeout, errLifetime)
-	}
-	defer endLife()
-	watch, endWatch := context.WithCancel(context.WithoutCancel(ctx))
-	defer endWatch()
-	settled := make(chan struct{})
-	disarm := context.AfterFunc(life, func() {
-		defer close(settled)
-		defer endWatch()
-		r.stop(watch)
-	})
-	err = r.dispatch(life)
-	if err == nil {
-		err = r.observeTwins(life, watch)
-	}
-	if !disarm() {
-		<-settled
-	} else if err != nil && r.dispatched != DispatchedNo {
-		r.stop(watch) // nobody will learn what becomes of it
-	}
-	return r.settle(life, err)
+	return err
 }
 
 // upload brings stdin into a private file. The reader may take its time; the provider may not.
@@ -265,38 +216,25 @@ func sessionLost(err error) bool {
 	return errors.As(err, &remote) && (remote.NotFound() || remote.SessionMissing())
 }
 
-// stop deletes the session, and with it the command and what descends from it. It does not depend on the caller's
-// context.
-func (r *sessionRun) stop(ctx context.Context) {
+// stop deletes the session, and with it the command and what descends from it.
+func (r *sessionRun) stop(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, deleteTime)
 	defer cancel()
-	r.stopped = true
-	r.stopConfirmed = r.l.sessions.delete(ctx, r.box, r.session.id)
+	return r.l.sessions.delete(ctx, r.box, r.session.id)
 }
 
-// settle gives the session back, and turns what was observed into the error that Run returns.
-func (r *sessionRun) settle(life context.Context, err error) error {
-	r.timedOut = r.stopped && errors.Is(context.Cause(life), errLifetime)
+// settle gives the session back, and removes what the command did not.
+func (r *sessionRun) settle() error {
 	clean := r.log.Complete() || r.dispatched == DispatchedNo
 	if !r.stopped && (!clean || !r.release()) || r.stopped && !r.stopConfirmed {
 		r.l.sessions.discard(r.l, r.box, r.session.id)
 	}
-	var own *Error
+	r.sweep()
 	switch {
-	case errors.As(err, &own) && own.Kind == KindIO:
-		return err
-	case r.timedOut:
-		return &Error{Op: r.op, Kind: KindTimeout, Message: "the command's timeout was over"}
-	case r.stopped && life.Err() != nil:
-		return failed(r.op, ctxError(life))
-	case err != nil && r.l.sessions.isClosed():
-		return &Error{Op: r.op, Kind: KindClosed, Message: "the lease was given back while the command ran"}
-	case err != nil:
-		return err
 	case r.log.NoDirectory():
-		return &Error{Op: r.op, Kind: KindNotFound, Message: "the command's directory cannot be entered; it was not started"}
+		return r.noDirectory()
 	case r.log.Complete() && !r.log.Started():
-		return &Error{Op: r.op, Kind: KindRefused, Message: "the command was not started: its input was lost, or a start-up file replaced the shell"}
+		return r.replaced()
 	case !r.log.Complete():
 		return &Error{Op: r.op, Kind: KindUncertain, Message: "the command's exit is recorded, but not that all of its output was seen"}
 	}
@@ -311,15 +249,10 @@ func (r *sessionRun) release() bool {
 	return r.l.sessions.put(r.session)
 }
 
-// result says what is known.
-func (r *sessionRun) result() Result {
-	result := Result{
-		ExitCode: -1, Complete: r.log.Complete() && r.log.Started(), Dispatched: r.dispatched,
-		TimedOut: r.timedOut, StopConfirmed: r.stopConfirmed,
-		Stdout: r.stdout.captured, Stderr: r.stderr.captured, StdoutSize: r.stdout.size, StderrSize: r.stderr.size,
-		Truncated: r.stdout.truncated || r.stderr.truncated,
-		Duration:  r.duration, Transport: TransportSession, Fidelity: FidelityLines,
-	}
+// report says what is known.
+func (r *sessionRun) report(result *Result) {
+	result.Transport, result.Fidelity, result.Delivery = TransportSession, FidelityLines, r.delivered
+	result.Complete = r.log.Complete() && r.log.Started()
 	if r.log.Damaged() {
 		result.Fidelity = FidelityDamaged
 	}
@@ -331,5 +264,4 @@ func (r *sessionRun) result() Result {
 		// Without the wrapper's marks a refused dispatch could be taken for the command, but for its status.
 		result.Exited, result.ExitCode = true, *r.recorded
 	}
-	return result
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,13 +21,12 @@ import (
 )
 
 // ignoreTime leaves out of a comparison of results what differs from run to run.
-var ignoreTime = cmpopts.IgnoreFields(Result{}, "Duration")
+var ignoreTime = cmpopts.IgnoreFields(Result{}, "Duration", "Delivery")
 
 // finished is the result of a command that ended on its own, with both streams captured.
 func finished(code int, stdout, stderr string) Result {
 	r := Result{
 		ExitCode: code, Exited: true, Complete: true, Dispatched: DispatchedYes, StdoutSize: int64(len(stdout)), StderrSize: int64(len(stderr)),
-		Transport: TransportSession, Fidelity: FidelityLines,
 	}
 	if stdout != "" {
 		r.Stdout = []byte(stdout)
@@ -37,14 +37,42 @@ func finished(code int, stdout, stderr string) Result {
 	return r
 }
 
+// on is the result on a transport.
+func (r Result) on(tr Transport) Result {
+	r.Transport, r.Fidelity = tr, FidelityExact
+	if tr == TransportSession {
+		r.Fidelity = FidelityLines
+	}
+	return r
+}
+
+// transportOf holds, for each lease of these tests, the transport of its commands.
+var transportOf sync.Map
+
+// on chooses the transport.
+func (c Command) on(l *Lease) Command {
+	if tr, ok := transportOf.Load(l); ok && c.Transport == TransportAuto {
+		c.Transport = tr.(Transport)
+	}
+	return c
+}
+
+// eachTransport runs a test on both.
+func eachTransport(t *testing.T, f func(t *testing.T, tr Transport)) {
+	for _, tr := range []Transport{TransportJournal, TransportSession} {
+		t.Run(string(tr), func(t *testing.T) { f(t, tr) })
+	}
+}
+
 // mustRun runs a command that must end on its own, and compares the result.
 func mustRun(t *testing.T, l *Lease, cmd Command, want Result) {
 	t.Helper()
+	cmd = cmd.on(l)
 	got, err := l.Executor().Run(t.Context(), cmd)
 	if err != nil {
 		t.Errorf("Run(%+v) = %v", cmd, err)
 	}
-	if diff := cmp.Diff(want, got, ignoreTime); diff != "" {
+	if diff := cmp.Diff(want.on(cmd.Transport), got, ignoreTime); diff != "" {
 		t.Errorf("Run(%+v) mismatch (-want +got):\n%s", cmd, diff)
 	}
 }
@@ -52,6 +80,7 @@ func mustRun(t *testing.T, l *Lease, cmd Command, want Result) {
 // runFails runs a command that must fail with a kind, and returns the result.
 func runFails(t *testing.T, ctx context.Context, l *Lease, cmd Command, want Kind, dispatched Dispatch) (Result, *Error) {
 	t.Helper()
+	cmd = cmd.on(l)
 	got, err := l.Executor().Run(ctx, cmd)
 	var e *Error
 	if !errors.As(err, &e) {
@@ -63,43 +92,48 @@ func runFails(t *testing.T, ctx context.Context, l *Lease, cmd Command, want Kin
 	return got, e
 }
 
-func execRig(t *testing.T) (*rig, *Lease) {
+// execRig returns a lease whose commands take a transport, unless they ask for one.
+func execRig(t *testing.T, tr Transport) (*rig, *Lease) {
 	t.Helper()
 	r := newRig(t, Config{}, emulator.Options{})
-	return r, r.acquired(t)
+	l := r.acquired(t)
+	transportOf.Store(l, tr)
+	return r, l
 }
 
 func TestRun(t *testing.T) {
-	_, l := execRig(t)
-	workspace := l.Ref().Workspace
-	tests := map[string]struct {
-		cmd  Command
-		want Result
-	}{
-		"arguments":         {Command{Args: []string{"printf", "<%s>", "a b", "", "'\"$x`", "\xff\n"}}, finished(0, "<a b><><'\"$x`><\xff\n>", "")},
-		"script":            {Command{Script: "echo out; echo err >&2; exit 7"}, finished(7, "out\n", "err\n")},
-		"no newline":        {Command{Script: "printf 'a\nb'; printf c >&2"}, finished(0, "a\nb", "c")},
-		"newlines only":     {Command{Script: "printf '\n\n'; printf '\n' >&2"}, finished(0, "\n\n", "\n")},
-		"no output":         {Command{Args: []string{"true"}}, finished(0, "", "")},
-		"failure":           {Command{Args: []string{"false"}}, finished(1, "", "")},
-		"no input":          {Command{Args: []string{"cat"}}, finished(0, "", "")},
-		"workspace":         {Command{Args: []string{"pwd"}}, finished(0, workspace+"\n", "")},
-		"absolute dir":      {Command{Args: []string{"pwd"}, Dir: "/"}, finished(0, "/\n", "")},
-		"relative dir":      {Command{Script: "mkdir -p 'a b' && cd 'a b' && pwd"}, finished(0, workspace+"/a b\n", "")},
-		"environment":       {Command{Script: `printf %s "$A|$GIT_ASKPASS"`, Env: map[string]string{"A": "it's\n$x"}}, finished(0, "it's\n$x|echo", "")},
-		"without profiles":  {Command{Script: "echo ok", Profiles: ProfilesNone}, finished(0, "ok\n", "")},
-		"input":             {Command{Args: []string{"cat"}, Stdin: strings.NewReader("in\x00put\nno newline")}, finished(0, "input\nno newline", "")},
-		"input not read":    {Command{Args: []string{"echo", "x"}, Stdin: strings.NewReader("ignored")}, finished(0, "x\n", "")},
-		"empty input":       {Command{Args: []string{"cat"}, Stdin: strings.NewReader("")}, finished(0, "", "")},
-		"death by a signal": {Command{Script: "kill -9 $$"}, finished(137, "", "")},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) { mustRun(t, l, tt.cmd, tt.want) })
-	}
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		workspace := l.Ref().Workspace
+		tests := map[string]struct {
+			cmd  Command
+			want Result
+		}{
+			"arguments":         {Command{Args: []string{"printf", "<%s>", "a b", "", "'\"$x`", "\xff\n"}}, finished(0, "<a b><><'\"$x`><\xff\n>", "")},
+			"script":            {Command{Script: "echo out; echo err >&2; exit 7"}, finished(7, "out\n", "err\n")},
+			"no newline":        {Command{Script: "printf 'a\nb'; printf c >&2"}, finished(0, "a\nb", "c")},
+			"newlines only":     {Command{Script: "printf '\n\n'; printf '\n' >&2"}, finished(0, "\n\n", "\n")},
+			"no output":         {Command{Args: []string{"true"}}, finished(0, "", "")},
+			"failure":           {Command{Args: []string{"false"}}, finished(1, "", "")},
+			"no input":          {Command{Args: []string{"cat"}}, finished(0, "", "")},
+			"workspace":         {Command{Args: []string{"pwd"}}, finished(0, workspace+"\n", "")},
+			"absolute dir":      {Command{Args: []string{"pwd"}, Dir: "/"}, finished(0, "/\n", "")},
+			"relative dir":      {Command{Script: "mkdir -p 'a b' && cd 'a b' && pwd"}, finished(0, workspace+"/a b\n", "")},
+			"environment":       {Command{Script: `printf %s "$A|$GIT_ASKPASS"`, Env: map[string]string{"A": "it's\n$x"}}, finished(0, "it's\n$x|echo", "")},
+			"without profiles":  {Command{Script: "echo ok", Profiles: ProfilesNone}, finished(0, "ok\n", "")},
+			"input":             {Command{Args: []string{"od", "-An", "-c"}, Stdin: strings.NewReader("a\x00\xff\nb")}, finished(0, "   a  \\0 377  \\n   b\n", "")},
+			"input not read":    {Command{Args: []string{"echo", "x"}, Stdin: strings.NewReader("ignored")}, finished(0, "x\n", "")},
+			"empty input":       {Command{Args: []string{"cat"}, Stdin: strings.NewReader("")}, finished(0, "", "")},
+			"death by a signal": {Command{Script: "kill -9 $$"}, finished(137, "", "")},
+		}
+		for name, tt := range tests {
+			t.Run(name, func(t *testing.T) { mustRun(t, l, tt.cmd, tt.want) })
+		}
+	})
 }
 
 func TestRunRefusesWhatCannotRun(t *testing.T) {
-	r, l := execRig(t)
+	r, l := execRig(t, TransportSession)
 	for name, cmd := range map[string]Command{
 		"nothing":           {},
 		"both":              {Args: []string{"true"}, Script: "true"},
@@ -120,33 +154,39 @@ func TestRunRefusesWhatCannotRun(t *testing.T) {
 }
 
 func TestAMissingDirectoryIsAnError(t *testing.T) {
-	_, l := execRig(t)
-	got, _ := runFails(t, t.Context(), l, Command{Args: []string{"true"}, Dir: "no/such"}, KindNotFound, DispatchedYes)
-	if got.Exited || got.ExitCode != -1 || got.StderrSize == 0 {
-		t.Errorf("got %+v, want no exit, and the shell's reason on stderr", got)
-	}
-	mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		got, _ := runFails(t, t.Context(), l, Command{Args: []string{"true"}, Dir: "no/such"}, KindNotFound, DispatchedYes)
+		if got.Exited || got.ExitCode != -1 || got.StderrSize == 0 {
+			t.Errorf("got %+v, want no exit, and the shell's reason on stderr", got)
+		}
+		mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+	})
 }
 
 func TestAProfileThatReplacesTheShellIsAnError(t *testing.T) {
-	_, l := execRig(t)
-	mustRun(t, l, Command{Profiles: ProfilesNone, Script: `echo 'exec true' >"$HOME/.profile"`}, finished(0, "", ""))
-	got, _ := runFails(t, t.Context(), l, Command{Args: []string{"echo", "x"}}, KindRefused, DispatchedYes)
-	if got.Exited || got.ExitCode != -1 {
-		t.Errorf("got %+v, want no exit", got)
-	}
-	mustRun(t, l, Command{Profiles: ProfilesNone, Args: []string{"echo", "x"}}, finished(0, "x\n", ""))
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		mustRun(t, l, Command{Profiles: ProfilesNone, Script: `echo 'exec true' >"$HOME/.profile"`}, finished(0, "", ""))
+		got, _ := runFails(t, t.Context(), l, Command{Args: []string{"echo", "x"}}, KindRefused, DispatchedYes)
+		if got.Exited || got.ExitCode != -1 {
+			t.Errorf("got %+v, want no exit", got)
+		}
+		mustRun(t, l, Command{Profiles: ProfilesNone, Args: []string{"echo", "x"}}, finished(0, "x\n", ""))
+	})
 }
 
 func TestCaptureLimit(t *testing.T) {
-	_, l := execRig(t)
-	cmd := Command{Script: "printf 0123456789; printf abc >&2", CaptureLimit: 4}
-	want := finished(0, "0123", "abc")
-	want.StdoutSize, want.Truncated = 10, true
-	mustRun(t, l, cmd, want)
-	cmd.CaptureLimit = -1
-	want.Stdout, want.Stderr = nil, nil
-	mustRun(t, l, cmd, want)
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		cmd := Command{Script: "printf 0123456789; printf abc >&2", CaptureLimit: 4}
+		want := finished(0, "0123", "abc")
+		want.StdoutSize, want.Truncated = 10, true
+		mustRun(t, l, cmd, want)
+		cmd.CaptureLimit = -1
+		want.Stdout, want.Stderr = nil, nil
+		mustRun(t, l, cmd, want)
+	})
 }
 
 // arrivals is a writer that tells what it was given.
@@ -158,55 +198,61 @@ func (a arrivals) Write(p []byte) (int, error) {
 }
 
 func TestOutputArrivesWhileTheCommandRuns(t *testing.T) {
-	_, l := execRig(t)
-	gate := filepath.Join(t.TempDir(), "gate")
-	out := make(arrivals)
-	done := make(chan error)
-	go func() {
-		_, err := l.Executor().Run(t.Context(), Command{Script: "echo first; until [ -e " + gate + " ]; do sleep 0.01; done; echo second", Stdout: out})
-		done <- err
-	}()
-	for got := ""; got != "first\n"; {
-		select {
-		case s := <-out:
-			got += s
-		case err := <-done:
-			t.Fatalf("Run() = %v before the first line arrived", err)
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		gate := filepath.Join(t.TempDir(), "gate")
+		out := make(arrivals)
+		done := make(chan error)
+		go func() {
+			_, err := l.Executor().Run(t.Context(), Command{Script: "echo first; until [ -e " + gate + " ]; do sleep 0.01; done; echo second", Stdout: out}.on(l))
+			done <- err
+		}()
+		for got := ""; got != "first\n"; {
+			select {
+			case s := <-out:
+				got += s
+			case err := <-done:
+				t.Fatalf("Run() = %v before the first line arrived", err)
+			}
 		}
-	}
-	if err := os.WriteFile(gate, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if got := <-out; got != "second\n" {
-		t.Errorf("got %q, want the second line", got)
-	}
-	if err := <-done; err != nil {
-		t.Error(err)
-	}
+		if err := os.WriteFile(gate, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := <-out; got != "second\n" {
+			t.Errorf("got %q, want the second line", got)
+		}
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestAFailingWriterStopsTheCommand(t *testing.T) {
-	_, l := execRig(t)
-	full := errors.New("full")
-	r, w := io.Pipe()
-	r.CloseWithError(full)
-	got, err := runFails(t, t.Context(), l, Command{Script: "echo x; sleep 60", Stdout: w}, KindIO, DispatchedYes)
-	if !errors.Is(err, full) || !got.StopConfirmed || got.Exited {
-		t.Errorf("got %+v, %v; want the writer's error and a confirmed stop", got, err)
-	}
-	mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		full := errors.New("full")
+		r, w := io.Pipe()
+		r.CloseWithError(full)
+		got, err := runFails(t, t.Context(), l, Command{Script: "echo x; sleep 60", Stdout: w}, KindIO, DispatchedYes)
+		if !errors.Is(err, full) || !got.StopConfirmed || got.Exited != (tr == TransportJournal) || got.Complete {
+			t.Errorf("got %+v, %v; want the writer's error and a confirmed stop, of which a journal tells more", got, err)
+		}
+		mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+	})
 }
 
 func TestAFailingReaderStartsNothing(t *testing.T) {
-	r, l := execRig(t)
-	broken := errors.New("broken")
-	_, err := runFails(t, t.Context(), l, Command{Args: []string{"cat"}, Stdin: io.MultiReader(strings.NewReader("x"), readerFunc(func([]byte) (int, error) { return 0, broken }))}, KindIO, DispatchedNo)
-	if !errors.Is(err, broken) {
-		t.Errorf("%v is not the reader's error", err)
-	}
-	if n := r.count()["POST /toolbox/*/process/session/*/exec"]; n != 0 {
-		t.Errorf("%d dispatches, want none", n)
-	}
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		r, l := execRig(t, tr)
+		broken := errors.New("broken")
+		_, err := runFails(t, t.Context(), l, Command{Args: []string{"cat"}, Stdin: io.MultiReader(strings.NewReader("x"), readerFunc(func([]byte) (int, error) { return 0, broken }))}, KindIO, DispatchedNo)
+		if !errors.Is(err, broken) {
+			t.Errorf("%v is not the reader's error", err)
+		}
+		if n := r.count()["POST /toolbox/*/process/session/*/exec"]; n != 0 {
+			t.Errorf("%d dispatches, want none", n)
+		}
+	})
 }
 
 type readerFunc func([]byte) (int, error)
@@ -222,7 +268,7 @@ func TestScratchIsRemovedOnEveryPath(t *testing.T) {
 		return names
 	}
 	before := scratch()
-	r, l := execRig(t)
+	r, l := execRig(t, TransportSession)
 	stdin := func() io.Reader { return strings.NewReader("input") }
 	mustRun(t, l, Command{Args: []string{"cat"}, Stdin: stdin()}, finished(0, "input", ""))
 	runFails(t, t.Context(), l, Command{Args: []string{"cat"}, Dir: "none", Stdin: stdin()}, KindNotFound, DispatchedYes)
@@ -234,10 +280,10 @@ func TestScratchIsRemovedOnEveryPath(t *testing.T) {
 	} {
 		r.server.SetFaults(f)
 		// A session is at hand, so make it busy.
-		if _, err := l.Executor().Run(t.Context(), Command{Script: "sleep 0.3 &", Profiles: ProfilesNone}); err != nil && f.Path != "/toolbox/*/process/session" && f.Path != "/toolbox/*/process/session/*/exec" {
+		if _, err := l.Executor().Run(t.Context(), Command{Script: "sleep 0.3 &", Profiles: ProfilesNone}.on(l)); err != nil && f.Path != "/toolbox/*/process/session" && f.Path != "/toolbox/*/process/session/*/exec" {
 			t.Fatal(err)
 		}
-		_, _ = l.Executor().Run(t.Context(), Command{Args: []string{"cat"}, Stdin: stdin()})
+		_, _ = l.Executor().Run(t.Context(), Command{Args: []string{"cat"}, Stdin: stdin()}.on(l))
 		r.wantHits(t)
 	}
 	if diff := cmp.Diff(before, scratch()); diff != "" {
@@ -265,56 +311,66 @@ func (c counter) want(t *testing.T, want int) {
 
 const execPath = "/toolbox/*/process/session/*/exec"
 
+// dispatchPath is where a transport's dispatches go.
+func dispatchPath(tr Transport) string {
+	if tr == TransportJournal {
+		return "/toolbox/*/process/execute"
+	}
+	return execPath
+}
+
 // TestE1ACommandStartsAtMostOnce loses, refuses and doubles the dispatch in every way.
 func TestE1ACommandStartsAtMostOnce(t *testing.T) {
-	tests := map[string]struct {
-		fault      emulator.Fault
-		starts     int
-		dispatched Dispatch // when it fails
-	}{
-		"delivered twice":         {emulator.Fault{Action: emulator.Duplicate}, 1, ""},
-		"reply lost":              {emulator.Fault{Action: emulator.DropAfter}, 1, ""},
-		"reply replaced by 502":   {emulator.Fault{Action: emulator.StatusAfter, Status: 502}, 1, ""},
-		"reply replaced by 500":   {emulator.Fault{Action: emulator.StatusAfter, Status: 500}, 1, ""},
-		"reply replaced by 408":   {emulator.Fault{Action: emulator.StatusAfter, Status: 408}, 1, ""},
-		"reply truncated":         {emulator.Fault{Action: emulator.TruncateBody, Bytes: 10}, 1, ""},
-		"reply reset":             {emulator.Fault{Action: emulator.ResetReply, Bytes: 5}, 1, ""},
-		"lost before":             {emulator.Fault{Action: emulator.DropBefore}, 0, DispatchedNo},
-		"502 before":              {emulator.Fault{Action: emulator.StatusBefore, Status: 502}, 0, DispatchedNo},
-		"503 before":              {emulator.Fault{Action: emulator.StatusBefore, Status: 503}, 0, DispatchedNo},
-		"429 before":              {emulator.Fault{Action: emulator.StatusBefore, Status: 429}, 0, DispatchedNo},
-		"401 before":              {emulator.Fault{Action: emulator.StatusBefore, Status: 401}, 0, DispatchedNo},
-		"400 before":              {emulator.Fault{Action: emulator.StatusBefore, Status: 400}, 0, DispatchedNo},
-		"a late reply, delivered": {emulator.Fault{Action: emulator.DelayRequest, Delay: 300 * time.Millisecond}, 1, ""},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			r, l := execRig(t)
-			c := newCounter(t)
-			tt.fault.Path = execPath
-			r.server.SetFaults(tt.fault)
-			if tt.dispatched == "" {
-				mustRun(t, l, Command{Script: c.script()}, finished(3, "ran\n", ""))
-			} else if got, err := l.Executor().Run(t.Context(), Command{Script: c.script()}); err == nil || got.Dispatched != tt.dispatched || got.Exited || got.ExitCode != -1 {
-				t.Errorf("Run() = %+v, %v; want an error, dispatched %s, no exit", got, err, tt.dispatched)
-			}
-			r.wantHits(t)
-			c.want(t, tt.starts)
-			mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
-			c.want(t, tt.starts)
-		})
-	}
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		tests := map[string]struct {
+			fault      emulator.Fault
+			starts     int
+			dispatched Dispatch // when it fails
+		}{
+			"delivered twice":         {emulator.Fault{Action: emulator.Duplicate}, 1, ""},
+			"reply lost":              {emulator.Fault{Action: emulator.DropAfter}, 1, ""},
+			"reply replaced by 502":   {emulator.Fault{Action: emulator.StatusAfter, Status: 502}, 1, ""},
+			"reply replaced by 500":   {emulator.Fault{Action: emulator.StatusAfter, Status: 500}, 1, ""},
+			"reply replaced by 408":   {emulator.Fault{Action: emulator.StatusAfter, Status: 408}, 1, ""},
+			"reply truncated":         {emulator.Fault{Action: emulator.TruncateBody, Bytes: 10}, 1, ""},
+			"reply reset":             {emulator.Fault{Action: emulator.ResetReply, Bytes: 5}, 1, ""},
+			"lost before":             {emulator.Fault{Action: emulator.DropBefore}, 0, DispatchedNo},
+			"502 before":              {emulator.Fault{Action: emulator.StatusBefore, Status: 502}, 0, DispatchedNo},
+			"503 before":              {emulator.Fault{Action: emulator.StatusBefore, Status: 503}, 0, DispatchedNo},
+			"429 before":              {emulator.Fault{Action: emulator.StatusBefore, Status: 429}, 0, DispatchedNo},
+			"401 before":              {emulator.Fault{Action: emulator.StatusBefore, Status: 401}, 0, DispatchedNo},
+			"400 before":              {emulator.Fault{Action: emulator.StatusBefore, Status: 400}, 0, DispatchedNo},
+			"a late reply, delivered": {emulator.Fault{Action: emulator.DelayRequest, Delay: 300 * time.Millisecond}, 1, ""},
+		}
+		for name, tt := range tests {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				r, l := execRig(t, tr)
+				c := newCounter(t)
+				tt.fault.Path = dispatchPath(tr)
+				r.server.SetFaults(tt.fault)
+				if tt.dispatched == "" {
+					mustRun(t, l, Command{Script: c.script()}, finished(3, "ran\n", ""))
+				} else if got, err := l.Executor().Run(t.Context(), Command{Script: c.script()}.on(l)); err == nil || got.Dispatched != tt.dispatched || got.Exited || got.ExitCode != -1 {
+					t.Errorf("Run() = %+v, %v; want an error, dispatched %s, no exit", got, err, tt.dispatched)
+				}
+				r.wantHits(t)
+				c.want(t, tt.starts)
+				mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+				c.want(t, tt.starts)
+			})
+		}
+	})
 }
 
 func TestE1ADoubledDispatchIsFollowedLive(t *testing.T) {
-	r, l := execRig(t)
+	r, l := execRig(t, TransportSession)
 	gate := filepath.Join(t.TempDir(), "gate")
 	r.server.SetFaults(emulator.Fault{Path: execPath, Action: emulator.Duplicate})
 	out := make(arrivals, 8)
 	done := make(chan error)
 	go func() {
-		_, err := l.Executor().Run(t.Context(), Command{Script: "echo live; until [ -e " + gate + " ]; do sleep 0.01; done", Stdout: out})
+		_, err := l.Executor().Run(t.Context(), Command{Script: "echo live; until [ -e " + gate + " ]; do sleep 0.01; done", Stdout: out}.on(l))
 		done <- err
 	}()
 	// The reply names the second delivery, which waits behind the first in the session.
@@ -336,29 +392,35 @@ func TestE1ADoubledDispatchIsFollowedLive(t *testing.T) {
 }
 
 func TestE1WithoutAnyAnswerTheDispatchIsUnknown(t *testing.T) {
-	r, l := execRig(t)
-	c := newCounter(t)
-	r.server.SetFaults(
-		emulator.Fault{Path: execPath, Action: emulator.DropAfter, Count: -1},
-		emulator.Fault{Method: "GET", Path: "/toolbox/**", Action: emulator.StatusBefore, Status: 502, Count: -1},
-	)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-	defer cancel()
-	got, _ := runFails(t, ctx, l, Command{Script: c.script()}, KindTimeout, DispatchedUnknown)
-	if got.Exited || got.ExitCode != -1 || !got.StopConfirmed {
-		t.Errorf("got %+v, want no exit, and a confirmed stop", got)
-	}
-	r.wantHits(t)
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		r, l := execRig(t, tr)
+		c := newCounter(t)
+		r.server.SetFaults(
+			emulator.Fault{Path: dispatchPath(tr), Action: emulator.DropAfter, Count: -1},
+			emulator.Fault{Method: "GET", Path: "/toolbox/**", Action: emulator.StatusBefore, Status: 502, Count: -1},
+		)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		got, _ := runFails(t, ctx, l, Command{Script: c.script()}, KindTimeout, DispatchedUnknown)
+		// A session is deleted by another request.
+		if got.Exited || got.ExitCode != -1 || got.StopConfirmed != (tr == TransportSession) {
+			t.Errorf("got %+v, want no exit, and to know whether the stop is confirmed", got)
+		}
+		if tr == TransportSession {
+			r.wantHits(t)
+		}
+	})
 }
 
 // lateDelivery loses the first dispatch it sees, and can deliver it later.
 type lateDelivery struct {
 	next http.Handler
+	path string             // how the paths of dispatches end; set once there is a lease
 	lost chan *http.Request // holds the dispatch
 }
 
 func (d *lateDelivery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if strings.HasSuffix(r.URL.Path, "/exec") {
+	if d.path != "" && strings.HasSuffix(r.URL.Path, d.path) {
 		body, err := io.ReadAll(r.Body)
 		if err != nil {
 			panic(err)
@@ -376,60 +438,74 @@ func (d *lateDelivery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func TestE1ADispatchThatArrivesLateIsRefused(t *testing.T) {
-	late := &lateDelivery{lost: make(chan *http.Request, 1)}
-	r := newRig(t, Config{}, emulator.Options{Middleware: func(next http.Handler) http.Handler { late.next = next; return late }})
-	l := r.acquired(t)
-	c := newCounter(t)
-	_, err := runFails(t, t.Context(), l, Command{Script: c.script()}, KindUnavailable, DispatchedNo)
-	if !err.Retryable {
-		t.Error("what is proved not to start may be repeated")
-	}
-	reply := httptest.NewRecorder()
-	dispatch := <-late.lost
-	late.next.ServeHTTP(reply, dispatch)
-	late.lost <- nil // lose no more
-	if reply.Code != http.StatusAccepted {
-		t.Fatalf("the late delivery was answered with %d %s: the test proves nothing", reply.Code, reply.Body)
-	}
-	// It went to the one session there is, which runs what it is sent in order.
-	mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
-	c.want(t, 0)
-	if n := len(sessionIDs(l)); n != 1 {
-		t.Errorf("%d sessions, want 1", n)
-	}
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		late := &lateDelivery{lost: make(chan *http.Request, 1)}
+		r := newRig(t, Config{}, emulator.Options{Middleware: func(next http.Handler) http.Handler { late.next = next; return late }})
+		l := r.acquired(t)
+		transportOf.Store(l, tr)
+		late.path = strings.TrimPrefix(dispatchPath(tr), "/toolbox/*/process")
+		late.path = late.path[strings.LastIndex(late.path, "/"):]
+		c := newCounter(t)
+		_, err := runFails(t, t.Context(), l, Command{Script: c.script()}, KindUnavailable, DispatchedNo)
+		if !err.Retryable {
+			t.Error("what is proved not to start may be repeated")
+		}
+		reply := httptest.NewRecorder()
+		dispatch := <-late.lost
+		late.next.ServeHTTP(reply, dispatch)
+		late.lost <- nil // lose no more
+		if reply.Code != http.StatusAccepted && reply.Code != http.StatusOK {
+			t.Fatalf("the late delivery was answered with %d %s: the test proves nothing", reply.Code, reply.Body)
+		}
+		// It went to the one session there is, which runs what it is sent in order.
+		mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+		c.want(t, 0)
+		if n := len(sessionIDs(l)); tr == TransportSession && n != 1 {
+			t.Errorf("%d sessions, want 1", n)
+		}
+	})
 }
 
 // TestE2OutputIsByteExact prints from a file, so that the log, not the shell, is what is tested.
 func TestE2OutputIsByteExact(t *testing.T) {
-	_, l := execRig(t)
-	every := make([]byte, 0, 255)
-	for b := 1; b < 256; b++ {
-		every = append(every, byte(b))
-	}
-	for name, content := range map[string]string{
-		"every byte but NUL":  string(every),
-		"invalid UTF-8":       "\xff\xfe\n\x80\xc3",
-		"marker bytes":        "\x01\x01\x01a\n\x02\x02\x02b\nc\x02\x02\x02d\x01\x01\x01\n\x01\n\x02\x02",
-		"newlines":            "\n\n\na\n\n",
-		"carriage returns":    "a\r\nb\r",
-		"no newline":          "abc",
-		"many short lines":    strings.Repeat("line\n", 5000),
-		"backslashes, blanks": " \\a \\\n\t\\\\ \n ",
-	} {
-		t.Run(name, func(t *testing.T) {
-			file := filepath.Join(t.TempDir(), "content")
-			if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			mustRun(t, l, Command{Script: "cat " + file + "; cat " + file + " >&2"}, finished(0, content, content))
-		})
-	}
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		every := make([]byte, 0, 255)
+		for b := 1; b < 256; b++ {
+			every = append(every, byte(b))
+		}
+		for name, content := range map[string]string{
+			"every byte but NUL":  string(every),
+			"invalid UTF-8":       "\xff\xfe\n\x80\xc3",
+			"marker bytes":        "\x01\x01\x01a\n\x02\x02\x02b\nc\x02\x02\x02d\x01\x01\x01\n\x01\n\x02\x02",
+			"newlines":            "\n\n\na\n\n",
+			"NUL":                 "\x00a\x00\n\x00",
+			"replacement runes":   "\uFFFD\n\uFFFD",
+			"more than a reply":   strings.Repeat("0123456789abcde\n", 8<<10),
+			"a rune at the limit": strings.Repeat("x", 64<<10-1) + "\u00e9\n",
+			"carriage returns":    "a\r\nb\r",
+			"no newline":          "abc",
+			"many short lines":    strings.Repeat("line\n", 5000),
+			"backslashes, blanks": " \\a \\\n\t\\\\ \n ",
+		} {
+			t.Run(name, func(t *testing.T) {
+				if tr == TransportSession && strings.ContainsRune(content, 0) {
+					return // which the log drops
+				}
+				file := filepath.Join(t.TempDir(), "content")
+				if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				mustRun(t, l, Command{Script: "cat " + file + "; cat " + file + " >&2"}, finished(0, content, content))
+			})
+		}
+	})
 }
 
 func TestE2LongLinesAreExactOrSaidNotToBe(t *testing.T) {
-	_, l := execRig(t)
+	_, l := execRig(t, TransportSession)
 	// 64 KiB lines, which the log takes in pieces.
-	got, err := l.Executor().Run(t.Context(), Command{Script: `line=$(printf '%065535d' 0); for i in 1 2 3 4 5; do echo "$line"; echo "$line" >&2; done; printf %s "$line"; printf %s "$line" >&2`})
+	got, err := l.Executor().Run(t.Context(), Command{Script: `line=$(printf '%065535d' 0); for i in 1 2 3 4 5; do echo "$line"; echo "$line" >&2; done; printf %s "$line"; printf %s "$line" >&2`}.on(l))
 	line := strings.Repeat("0", 65535)
 	want := strings.Repeat(line+"\n", 5) + line
 	exact := string(got.Stdout) == want && string(got.Stderr) == want

@@ -209,7 +209,7 @@ func closeCleanly(_ context.Context, c *websocket.Conn, _ *scripted) {
 // run runs a command in the scripted toolbox, while play writes its log in virtual time.
 func (s *scripted) run(t *testing.T, l *Lease, cmd Command, play func()) (Result, error) {
 	t.Helper()
-	cmd.Args, cmd.Profiles = []string{"true"}, ProfilesNone
+	cmd.Args, cmd.Profiles, cmd.Transport = []string{"true"}, ProfilesNone, TransportSession
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	if play != nil {
@@ -234,7 +234,7 @@ func wantFinished(t *testing.T, got Result, err error, want Result) {
 	if err != nil {
 		t.Errorf("Run() = %v", err)
 	}
-	if diff := cmp.Diff(want, got, ignoreTime); diff != "" {
+	if diff := cmp.Diff(want.on(TransportSession), got, ignoreTime); diff != "" {
 		t.Errorf("result mismatch (-want +got):\n%s", diff)
 	}
 }

@@ -138,7 +138,8 @@ type Lease struct {
 
 	resolving chan struct{} // holds one token: taken by whoever resolves box
 
-	sessions sessionPool // in which commands run
+	sessions sessionPool // in which commands run, and
+	journals journalPool // which they keep
 }
 
 func newLease(p *provider, ref LeaseRef) *Lease {

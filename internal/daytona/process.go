@@ -20,14 +20,26 @@ import (
 //
 // The proxy may deliver a request twice when a connection breaks: the script must guard itself.
 func (t *Toolbox) Execute(ctx context.Context, command string, timeout time.Duration) (ExecuteResult, error) {
+	return t.ExecuteEnv(ctx, command, nil, timeout)
+}
+
+// ExecuteEnv is [Toolbox.Execute] with variables that are added to the daemon's environment. A value longer than
+// 128 KiB less the name keeps the shell from starting.
+func (t *Toolbox) ExecuteEnv(ctx context.Context, command string, env map[string]string, timeout time.Duration) (ExecuteResult, error) {
+	for key, value := range env {
+		if !utf8.ValidString(key) || !utf8.ValidString(value) {
+			return ExecuteResult{}, badInput(OpExecute)
+		}
+	}
 	// What is not UTF-8 would arrive as something else: JSON cannot carry it.
 	if timeout < 0 || timeout > math.MaxInt32*time.Second || !utf8.ValidString(command) {
 		return ExecuteResult{}, badInput(OpExecute)
 	}
 	request := struct {
-		Command string `json:"command"`
-		Timeout int64  `json:"timeout,omitempty"`
-	}{command, int64((timeout + time.Second - 1) / time.Second)}
+		Command string            `json:"command"`
+		Envs    map[string]string `json:"envs,omitempty"`
+		Timeout int64             `json:"timeout,omitempty"`
+	}{command, env, int64((timeout + time.Second - 1) / time.Second)}
 	var reply struct {
 		ExitCode *int   `json:"exitCode"`
 		Result   string `json:"result"`

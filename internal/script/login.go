@@ -31,7 +31,14 @@ type Login struct {
 	Args     []string          // program and arguments, or
 	Script   string            // a script for /bin/sh, when Args is empty
 	// Mark is printed, followed by a letter and a newline, just before the command takes over: see [Mark]. Empty: nothing is.
-	Mark Mark
+	Mark   Mark
+	record string // a word: the path of a journal's record, which takes the lines that Mark prints otherwise
+}
+
+// recording returns the command with a record, whose path is the word. The script takes it as its only argument.
+func (l Login) recording(word string) Login {
+	l.record = word
+	return l
 }
 
 // gitDefaults keep git from waiting for a terminal that is not there.
@@ -84,10 +91,30 @@ func (l Login) Check() error {
 	} else if err := CheckWord(l.Script); err != nil {
 		return fmt.Errorf("script: %w", err)
 	}
+	size := 0
+	for key, value := range l.Env {
+		size += len(key) + len(value) + 2
+	}
+	for _, arg := range l.Args {
+		size += len(arg) + 1
+	}
+	if size > MaxArguments {
+		return fmt.Errorf("arguments and environment take %d bytes, and may have %d", size, MaxArguments)
+	}
+	return nil
+}
+
+// CheckWord returns an error if the whole script is too long for one argument of a process.
+func (l Login) CheckWord() error {
 	if n := len(l.Text()); n > MaxWord {
 		return fmt.Errorf("the command takes %d bytes as a shell script, and one may have %d (MAX_ARG_STRLEN)", n, MaxWord)
 	}
 	return nil
+}
+
+// longScript reports that the script is too long for an argument. Then the record's neighbour ".s" holds it.
+func (l Login) longScript() bool {
+	return len(l.Args) == 0 && len(l.Script) > MaxWord/2 // quotes may double it
 }
 
 // Text returns the script for `sh -c`. It replaces itself by the command, so that the command's own exit or signal is
@@ -98,6 +125,9 @@ func (l Login) Check() error {
 func (l Login) Text() string {
 	var b strings.Builder
 	command := l.command()
+	if l.record != "" {
+		b.WriteString("_leasehold_r=$1\n" + l.recordProcess())
+	}
 	if l.Profiles == NoProfiles {
 		b.WriteString(command)
 		return b.String()
@@ -115,33 +145,79 @@ func (l Login) Text() string {
 	return b.String()
 }
 
+// inline returns the lines by which a subshell becomes the command, as the leader of a session, on systems with /proc.
+func (l Login) inline() string {
+	return l.recordProcess() + l.enter() + l.exec("exec setsid ")
+}
+
+// recordProcess adds the shell's process to the record, and drops the parameters. Its start time tells it from another
+// one that gets its number later, as after a restart of the sandbox.
+func (l Login) recordProcess() string {
+	return `{ if read -r _leasehold_z </proc/self/stat; then
+_leasehold_p=${_leasehold_z%% *}
+set -- ${_leasehold_z##*) }
+printf 'pid %s %s\n' $_leasehold_p ${20}
+else
+printf 'pid %s\n' $$
+fi >>` + l.record + `; } 2>/dev/null || exit
+set --
+`
+}
+
+// say returns a command that tells what became of the command.
+func (l Login) say(letter, line string) string {
+	switch {
+	case l.record != "":
+		return "printf '" + line + "\\n' >>" + l.record
+	case l.Mark != "":
+		return l.Mark.print(letter)
+	}
+	return ":"
+}
+
 // command returns the lines that enter the directory and become the command.
-func (l Login) command() string {
+func (l Login) command() string { return l.enter() + l.exec("exec ") }
+
+func (l Login) enter() string {
 	var b strings.Builder
 	if l.Dir != "" {
-		b.WriteString("command cd -- " + Quote(l.Dir) + " || ")
-		if l.Mark != "" {
-			b.WriteString("{ " + l.Mark.print(markNoDir) + "; exit 125; }\n")
-		} else {
-			b.WriteString("exit 125\n")
+		b.WriteString("command cd -- " + Quote(l.Dir) + " || { " + l.say(markNoDir, "nodir") + "; exit 125; }\n")
+	}
+	b.WriteString(l.say(markStarted, "started"))
+	if l.record != "" {
+		b.WriteString(" || exit") // what is not recorded does not run
+	}
+	b.WriteString("\n")
+	return b.String()
+}
+
+// exec returns the line that becomes the command. The caller's variables go through env, since shells hold some of them
+// read-only, warn of others, and give some a meaning; the defaults need no process for that.
+func (l Login) exec(prefix string) string {
+	var b strings.Builder
+	b.WriteString("command export")
+	for _, key := range slices.Sorted(maps.Keys(gitDefaults)) {
+		b.WriteString(" " + key + "=" + gitDefaults[key])
+	}
+	b.WriteString("\n" + prefix)
+	// Exec and env would take the name for a variable.
+	odd := len(l.Args) > 0 && strings.Contains(l.Args[0], "=")
+	if len(l.Env) > 0 {
+		b.WriteString("env")
+		for _, key := range slices.Sorted(maps.Keys(l.Env)) {
+			b.WriteString(" " + Quote(key+"="+l.Env[key]))
 		}
-	}
-	if l.Mark != "" {
-		b.WriteString(l.Mark.print(markStarted) + "\n")
-	}
-	env := maps.Clone(gitDefaults)
-	maps.Copy(env, l.Env)
-	b.WriteString("exec env")
-	for _, key := range slices.Sorted(maps.Keys(env)) {
-		b.WriteString(" " + Quote(key+"="+env[key]))
+		b.WriteString(" ")
 	}
 	switch {
+	case l.record != "" && l.longScript():
+		b.WriteString("/bin/sh " + strings.TrimSuffix(l.record, `"`) + `.s"`)
 	case len(l.Args) == 0:
-		b.WriteString(" /bin/sh -c " + Quote(l.Script) + " sh")
-	case strings.Contains(l.Args[0], "="): // env would take it for a variable
-		b.WriteString(` /bin/sh -c 'exec "$0" "$@"' ` + QuoteAll(l.Args))
+		b.WriteString("/bin/sh -c " + Quote(l.Script) + " sh")
+	case odd:
+		b.WriteString(`/bin/sh -c 'exec "$0" "$@"' ` + QuoteAll(l.Args))
 	default:
-		b.WriteString(" " + QuoteAll(l.Args))
+		b.WriteString(QuoteAll(l.Args))
 	}
 	b.WriteString("\n")
 	return b.String()

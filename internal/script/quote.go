@@ -60,11 +60,16 @@ func quoteText(s string) string {
 	if utf8.ValidString(s) {
 		return Quote(s)
 	}
+	return `"$(printf ` + Quote(octal(s)) + `)"`
+}
+
+// octal returns a format with which printf prints s: bytes that are not UTF-8 are written in octal, and so are NUL bytes.
+func octal(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); {
 		r, n := utf8.DecodeRuneInString(s[i:])
 		switch {
-		case r == utf8.RuneError && n == 1:
+		case r == utf8.RuneError && n == 1, r == 0:
 			fmt.Fprintf(&b, `\%03o`, s[i])
 		case r == '\\', r == '%':
 			b.WriteString(strings.Repeat(string(r), 2))
@@ -73,5 +78,5 @@ func quoteText(s string) string {
 		}
 		i += n
 	}
-	return `"$(printf ` + Quote(b.String()) + `)"`
+	return b.String()
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -149,11 +150,12 @@ func TestCheckRefusesWhatCannotBeSent(t *testing.T) {
 		"long value":      {script.Login{Env: map[string]string{"A": long}, Args: []string{"true"}}, "variable A: longer than the 131071"},
 		"long in sum":     {script.Login{Args: []string{"echo", long[1000:], long[1000:]}}, "MAX_ARG_STRLEN"},
 		"long script":     {script.Login{Script: long}, "MAX_ARG_STRLEN"},
+		"too long in sum": {script.Login{Args: slices.Repeat([]string{long[:100000]}, 16)}, "arguments and environment take 1600016 bytes"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			got := ""
-			if err := tt.login.Check(); err != nil {
+			if err := errors.Join(tt.login.Check(), tt.login.CheckWord()); err != nil {
 				got = err.Error()
 			}
 			if (tt.want == "") != (got == "") || !strings.Contains(got, tt.want) {

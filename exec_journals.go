@@ -1,0 +1,108 @@
+package leasehold
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/leasehold-go/leasehold/internal/daytona"
+	"github.com/leasehold-go/leasehold/internal/script"
+)
+
+const (
+	// maxTaken is how many journals whose results were taken wait for their removal, which costs a process, and
+	// maxTakenBytes how much they may hold.
+	maxTaken      = 16
+	maxTakenBytes = 1 << 20
+	// sweepEvery is how many commands of a lease it takes until what dead hosts left in the sandbox is swept again.
+	sweepEvery = 1024
+)
+
+// errGivenBack is the cause of the end of a command whose lease was given back.
+var errGivenBack = errors.New("the lease was given back")
+
+// journalPool knows the journals of one lease. The zero value is empty and ready.
+type journalPool struct {
+	mu      sync.Mutex
+	hooked  bool                    // the lease will close the pool
+	closed  bool                    //
+	seen    bool                    // the sandbox has a directory of journals
+	count   int                     // of dispatches
+	taken   []string                // ids of journals to remove
+	bytes   int64                   // that they hold
+	running map[*execution]struct{} //
+}
+
+// enter registers a command that is about to run.
+func (p *journalPool) enter(x *execution) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.hooked && !p.closed {
+		p.hooked = x.l.onClose(func(ctx context.Context) { p.close(ctx, x.l) })
+	}
+	if !p.hooked || p.closed {
+		return &Error{Op: x.op, Kind: KindClosed, Message: "the lease was given back"}
+	}
+	if p.running == nil {
+		p.running = make(map[*execution]struct{})
+	}
+	p.running[x] = struct{}{}
+	return nil
+}
+
+func (p *journalPool) leave(x *execution) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.running, x)
+}
+
+// know notes that the sandbox has answered a journal's script, and so has the directory.
+func (p *journalPool) know() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.seen = true
+}
+
+func (p *journalPool) known() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.seen
+}
+
+// done notes a journal whose result was taken.
+func (p *journalPool) done(id string, bytes int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.taken = append(p.taken, id)
+	p.bytes += bytes
+}
+
+// chores returns what the next dispatch is to do besides.
+func (p *journalPool) chores() (drop []string, sweep bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	sweep = p.count%sweepEvery == 0
+	p.count++
+	if len(p.taken) >= maxTaken || p.bytes >= maxTakenBytes {
+		drop, p.taken, p.bytes = p.taken, nil, 0
+	}
+	return drop, sweep
+}
+
+// close ends the running commands. If the sandbox will be kept, it removes the journals.
+func (p *journalPool) close(ctx context.Context, l *Lease) {
+	p.mu.Lock()
+	p.closed = true
+	taken := p.taken
+	p.taken = nil
+	for x := range p.running {
+		x.abort(errGivenBack)
+	}
+	p.mu.Unlock()
+	if box := l.resolved(); box != nil && l.ref.Reuse && len(taken) > 0 {
+		ctx, cancel := context.WithTimeout(daytona.Quiet(ctx), l.p.cfg.CallTimeout)
+		defer cancel()
+		drop := script.Drop(taken)
+		_, _ = box.ExecuteEnv(ctx, drop.Command, drop.Env, 0) // else they are swept one day
+	}
+}

@@ -1,0 +1,205 @@
+package leasehold
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/leasehold-go/leasehold/internal/daytona"
+	"github.com/leasehold-go/leasehold/internal/script"
+)
+
+// transport is a way to run one command. An execution calls prepare and dispatch once each, in this order, then observe,
+// settle and report. It may call stop at any time after prepare, while another of them is under way.
+type transport interface {
+	// prepare does what must be done before the command's lifetime begins. After an error nothing else is called.
+	prepare(ctx context.Context) error
+	// dispatch hands the command to the sandbox, at most once, and notes in execution.dispatched what is known of that.
+	// Nil means that it can be observed, and errNoJournal that another transport may try.
+	dispatch(life context.Context) error
+	// observe delivers the output until the end is proved, or what can be known of it is known. Ctx bounds it. Once life
+	// has ended, and the command is being stopped, it begins nothing new.
+	observe(life, ctx context.Context) error
+	// stop ends the command, however far it has come, and reports whether it is confirmed that nothing of it runs.
+	stop(ctx context.Context) bool
+	// settle gives back what the transport holds. Its error is about a command that was observed to its end.
+	settle() error
+	// report adds what is known to the result.
+	report(*Result)
+}
+
+// errNoJournal is a dispatch that provably started nothing, for lack of room.
+var errNoJournal = errors.New("there is no room for a journal")
+
+// errLifetime is the cause of a context that ended because Command.Timeout was over.
+var errLifetime = errors.New("the command's timeout was over")
+
+// blindTime is how long every read may fail before a command counts as lost from sight.
+const blindTime = 5 * time.Minute
+
+// execution is one command, whatever its transport: check it, dispatch it once, observe it, stop it if need be, and say
+// what is known.
+type execution struct {
+	l              *Lease
+	op             string
+	cmd            Command
+	login          script.Login
+	stdout, stderr *output
+
+	box       *daytona.Toolbox
+	transport transport
+
+	abort         context.CancelCauseFunc // ends the command's life
+	dispatched    Dispatch
+	began         time.Time
+	stopped       bool // the command's end was asked for
+	stopConfirmed bool
+	timedOut      bool
+	duration      time.Duration
+}
+
+func newExecution(l *Lease, op string, cmd Command) (*execution, error) {
+	x := &execution{l: l, op: op, cmd: cmd, dispatched: DispatchedNo, stdout: newOutput(cmd.Stdout, cmd.CaptureLimit), stderr: newOutput(cmd.Stderr, cmd.CaptureLimit)}
+	var err error
+	x.login, err = x.cmd.check(op, l.ref.Workspace)
+	return x, err
+}
+
+// run runs the command.
+func (x *execution) run(ctx context.Context) error {
+	var err error
+	if x.box, err = x.l.toolbox(ctx); err != nil {
+		return err
+	}
+	if x.cmd.Transport != TransportSession {
+		err = x.attempt(ctx, newJournalRun(x))
+		if err != errNoJournal {
+			return err
+		}
+		if x.cmd.Transport == TransportJournal {
+			return &Error{Op: x.op, Kind: KindUnavailable, Message: "the sandbox has no room for the command's journal; it was not started"}
+		}
+	}
+	return x.attempt(ctx, newSessionRun(x))
+}
+
+// attempt runs the command on one transport.
+func (x *execution) attempt(ctx context.Context, t transport) error {
+	ctx, x.abort = context.WithCancelCause(ctx)
+	defer x.abort(nil)
+	x.transport = t
+	if err := t.prepare(ctx); err != nil {
+		return err
+	}
+	// From here on the command may run: its lifetime begins, and whatever ends ctx must end it too, at once, even while
+	// a writer keeps the observation waiting.
+	x.began = time.Now()
+	defer func() { x.duration = time.Since(x.began) }()
+	life, endLife := ctx, context.CancelFunc(func() {})
+	if x.cmd.Timeout > 0 {
+		life, endLife = context.WithTimeoutCause(ctx, x.cmd.Timeout, errLifetime)
+	}
+	defer endLife()
+	watch, endWatch := context.WithCancel(context.WithoutCancel(ctx))
+	defer endWatch()
+	settled := make(chan struct{})
+	disarm := context.AfterFunc(life, func() {
+		defer close(settled)
+		defer endWatch()
+		x.stop(watch)
+	})
+	err := t.dispatch(life)
+	if err == nil {
+		err = t.observe(life, watch)
+	}
+	if !disarm() {
+		<-settled
+	} else if err != nil && x.dispatched != DispatchedNo {
+		x.stop(watch) // nobody will learn what becomes of it
+	}
+	return x.verdict(life, err)
+}
+
+// stop does not depend on the caller's context.
+func (x *execution) stop(ctx context.Context) {
+	confirmed := x.transport.stop(ctx)
+	x.stopped, x.stopConfirmed = true, confirmed
+}
+
+// verdict turns what was observed into the error that Run returns.
+func (x *execution) verdict(life context.Context, err error) error {
+	x.timedOut = x.stopped && errors.Is(context.Cause(life), errLifetime)
+	settled := x.transport.settle()
+	var own *Error
+	switch {
+	case err == errNoJournal && !x.stopped:
+		return err
+	case errors.As(err, &own) && own.Kind == KindIO:
+		return err
+	case x.timedOut:
+		return &Error{Op: x.op, Kind: KindTimeout, Message: "the command's timeout was over"}
+	case x.stopped && life.Err() != nil && context.Cause(life) != errGivenBack:
+		return failed(x.op, ctxError(life))
+	case err != nil && (x.l.isClosed() || context.Cause(life) == errGivenBack):
+		return &Error{Op: x.op, Kind: KindClosed, Message: "the lease was given back while the command ran"}
+	case err != nil:
+		return err
+	}
+	return settled
+}
+
+// isClosed reports that the lease is being given back.
+func (l *Lease) isClosed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.closed
+}
+
+func (x *execution) noDirectory() error {
+	return &Error{Op: x.op, Kind: KindNotFound, Message: "the command's directory cannot be entered; it was not started"}
+}
+
+func (x *execution) replaced() error {
+	return &Error{Op: x.op, Kind: KindRefused, Message: "the command was not started: its input was lost, or a start-up file replaced the shell"}
+}
+
+// write delivers output. Its error is isOwn.
+func (x *execution) write(o *output, p []byte) error {
+	if err := o.write(p); err != nil {
+		return &Error{Op: x.op, Kind: KindIO, Message: "a writer failed, and the command was stopped", cause: err}
+	}
+	return nil
+}
+
+// isOwn reports that err is not the provider's: a writer of the caller failed.
+func isOwn(err error) bool {
+	var own *Error
+	return errors.As(err, &own)
+}
+
+// lost judges a failed read, when none has succeeded for some time. It returns nil if the next one may succeed.
+func (x *execution) lost(ctx context.Context, err error, blind time.Duration) error {
+	_ = x.l.observe(x.op, err) // makes the next line read the sandbox
+	_, err = x.l.toolbox(ctx)
+	if errors.Is(err, ErrGone) || errors.Is(err, ErrNotRunning) || errors.Is(err, ErrNotOwned) || errors.Is(err, ErrAuth) {
+		return err
+	}
+	if blind >= blindTime {
+		return &Error{Op: x.op, Kind: KindUncertain, Message: "the command could not be observed any more: how it ended is not known"}
+	}
+	return nil
+}
+
+// result says what is known.
+func (x *execution) result() Result {
+	result := Result{
+		ExitCode: -1, Dispatched: x.dispatched, TimedOut: x.timedOut, StopConfirmed: x.stopConfirmed,
+		Stdout: x.stdout.captured, Stderr: x.stderr.captured, StdoutSize: x.stdout.size, StderrSize: x.stderr.size,
+		Truncated: x.stdout.truncated || x.stderr.truncated,
+		Duration:  x.duration,
+	}
+	if x.transport != nil {
+		x.transport.report(&result)
+	}
+	return result
+}

@@ -1,0 +1,114 @@
+package script
+
+import (
+	"errors"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// State is what a journal's script found.
+type State string
+
+// The states.
+const (
+	StateRunning    State = "run"        // or ended: the record tells
+	StateLost       State = "lost"       // the process is gone, and nobody recorded its exit
+	StateGone       State = "gone"       // there is no journal any more
+	StateFull       State = "full"       // no room for a journal: the command was not started, and no copy of the dispatch will
+	StateUnwritable State = "unwritable" // likewise, but a copy that arrives late may
+	StateNone       State = "none"       // the command was not started, and will not be
+	StateNoneNew    State = "none-new"   // likewise, unless journals were lost: there was not even a directory for them
+	StateStopped    State = "stopped"    // nothing of the command runs any more
+	StateAlive      State = "alive"      // something of it could not be killed
+	StateSent       State = "sent"       // the signal was sent
+)
+
+// Frame is what a journal's script printed.
+type Frame struct {
+	State   State
+	Dir     string // of the journals; empty if its name is not text
+	Claimed bool   // somebody is starting the command
+	Process int    // 0: not known yet
+	Started bool   // the command took over
+	NoDir   bool   // its directory could not be entered
+	Exit    int
+	Exited  bool
+	Stdout  Piece
+	Stderr  Piece
+}
+
+// Piece is what a frame carries of a stream.
+type Piece struct {
+	Bytes string // exact
+	Whole bool   // it is all there was; otherwise the rest is to be read from the file
+}
+
+// ErrFrame reports output that is not a whole frame.
+var ErrFrame = errors.New("the reply is not a journal's")
+
+// ReadFrame reads the frame with this mark from the output of a script, as it came through JSON, which replaces what is
+// not UTF-8 by U+FFFD. Of such a stream only what comes before that is taken.
+func ReadFrame(mark, output string) (Frame, error) {
+	var f Frame
+	_, rest, ok := strings.Cut(output, "\n"+mark+" ")
+	head, rest, found := strings.Cut(rest, "\n")
+	if !ok || !found {
+		return f, ErrFrame
+	}
+	state, dir, _ := strings.Cut(head, " ")
+	f.State, f.Dir = State(state), dir
+	if strings.ContainsRune(dir, utf8.RuneError) || !strings.HasPrefix(dir, "/") {
+		f.Dir = ""
+	}
+	for {
+		var line string
+		if line, rest, found = strings.Cut(rest, "\n"); !found {
+			return f, ErrFrame
+		}
+		if line == mark+" o" {
+			break
+		}
+		f.record(line)
+	}
+	if f.Stdout, rest, ok = cutPiece(rest, "\n"+mark+" e "); !ok {
+		return f, ErrFrame
+	}
+	if f.Stderr, _, ok = cutPiece(rest, "\n"+mark+" . "); !ok {
+		return f, ErrFrame
+	}
+	return f, nil
+}
+
+// record takes in a line of the record.
+func (f *Frame) record(line string) {
+	f.Claimed = true
+	word, rest, _ := strings.Cut(line, " ")
+	switch word {
+	case "pid":
+		pid, _, _ := strings.Cut(rest, " ")
+		f.Process, _ = strconv.Atoi(pid)
+	case "started":
+		f.Started = true
+	case "nodir":
+		f.NoDir = true
+	case "exit":
+		if code, err := strconv.Atoi(rest); err == nil {
+			f.Exit, f.Exited = code, true
+		}
+	}
+}
+
+// cutPiece takes the piece before the mark, and the status of its reading after it.
+func cutPiece(s, mark string) (p Piece, rest string, ok bool) {
+	content, rest, ok := strings.Cut(s, mark)
+	status, rest, found := strings.Cut(rest, "\n")
+	if !ok || !found {
+		return p, "", false
+	}
+	p.Bytes, p.Whole = content, status == "0" && len(content) < Inline
+	if i := strings.IndexRune(content, utf8.RuneError); i >= 0 {
+		p.Bytes, p.Whole = content[:i], false
+	}
+	return p, rest, true
+}

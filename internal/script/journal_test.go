@@ -1,0 +1,322 @@
+//go:build unix
+
+package script_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/leasehold-go/leasehold/internal/script"
+)
+
+const journalMark = "lhjournalmark0123456789abcdef"
+
+// journals is a place for journals, and a shell that runs their scripts.
+type journals struct {
+	argv []string
+	home string
+}
+
+// run runs a journal's script as the toolbox does, its reply through JSON included.
+func (j journals) run(t testing.TB, text script.Script) script.Frame {
+	t.Helper()
+	cmd := shell(t, j.argv, j.home)
+	cmd.Env = append(cmd.Env, "TMPDIR="+j.home, "p=p", "r=ro", "x=pex", "a=wrong")
+	got := run(t, carried(cmd, text))
+	data, err := json.Marshal(got.Stdout + got.Stderr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var output string
+	if err := json.Unmarshal(data, &output); err != nil {
+		t.Fatal(err)
+	}
+	frame, err := script.ReadFrame(journalMark, output)
+	if err != nil {
+		t.Fatalf("%v: %v, printed %q", j.argv, err, output)
+	}
+	return frame
+}
+
+// carried gives a script to a shell as the toolbox does.
+func carried(cmd *exec.Cmd, s script.Script) *exec.Cmd {
+	for key, value := range s.Env {
+		cmd.Env = append(cmd.Env, key+"="+value)
+	}
+	cmd.Stdin = strings.NewReader(s.Command)
+	return cmd
+}
+
+func journal(id string) script.Journal { return script.Journal{ID: id, Mark: journalMark} }
+
+var patient = script.Wait{Limit: 20 * time.Second}
+
+func start(command string) script.Start {
+	return script.Start{Login: script.Login{Profiles: script.NoProfiles, Script: command}, Wait: patient}
+}
+
+func ended(code int, stdout, stderr string) script.Frame {
+	return script.Frame{
+		State: script.StateRunning, Claimed: true, Started: true, Exit: code, Exited: true,
+		Stdout: script.Piece{Bytes: stdout, Whole: true}, Stderr: script.Piece{Bytes: stderr, Whole: true},
+	}
+}
+
+// wantFrame compares all but what differs from run to run.
+func (j journals) wantFrame(t *testing.T, got, want script.Frame) {
+	t.Helper()
+	if got.Dir != filepath.Join(j.home, fmt.Sprintf(".leasehold-%d", os.Getuid())) {
+		t.Errorf("journals are in %q", got.Dir)
+	}
+	got.Dir, got.Process = "", 0
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("frame mismatch (-want +got):\n%s", diff)
+	}
+}
+
+// pipes is what the test itself leaves open in every process.
+func pipes(t *testing.T, j journals) string {
+	return run(t, shell(t, []string{"sh"}, j.home, "-c", "exec </dev/null 2>/dev/null; for f in /proc/$$/fd/*; do readlink $f; done >own; grep -c pipe: own | { read n; echo $((n-1)); }")).Stdout
+}
+
+func eachJournal(t *testing.T, f func(t *testing.T, j journals)) {
+	eachShell(t, func(t *testing.T, argv []string) { f(t, journals{argv, t.TempDir()}) })
+}
+
+func TestAJournalHoldsWhatTheCommandDid(t *testing.T) {
+	eachJournal(t, func(t *testing.T, j journals) {
+		every := make([]byte, 256)
+		for i := range every {
+			every[i] = byte(i)
+		}
+		for name, tt := range map[string]struct {
+			start script.Start
+			want  script.Frame
+		}{
+			"streams":     {start("printf out; printf 'err\n\n' >&2; exit 7"), ended(7, "out", "err\n\n")},
+			"nothing":     {start(":"), ended(0, "", "")},
+			"signal":      {start("kill -9 $$"), ended(137, "", "")},
+			"group":       {start("kill -9 0"), ended(137, "", "")},
+			"interrupt":   {start("kill -2 $$; echo no"), ended(130, "", "")},
+			"closed":      {start("exec <&- >&- 2>&-; exit 5"), ended(5, "", "")},
+			"syntax":      {start("if"), ended(2, "", "sh: 1: Syntax error: end of file unexpected (expecting \"then\")\n")},
+			"no input":    {start("cat"), ended(0, "", "")},
+			"input":       {script.Start{Login: script.Login{Args: []string{"od", "-An", "-c"}}, Stdin: []byte("a\x00\xff\n"), Wait: patient}, ended(0, "   a  \\0 377  \\n\n", "")},
+			"descriptors": {start("for f in /proc/$$/fd/*; do readlink $f; done | grep -c pipe: ; :"), ended(0, pipes(t, j), "")},
+			"environment": {script.Start{Login: script.Login{Profiles: script.NoProfiles, Args: []string{"sh", "-c", `printf %s "$a$p$r$x$_leasehold$FROM_DAEMON"`}, Env: map[string]string{"a": "A"}}, Wait: patient}, ended(0, "Apropexyes", "")},
+			"mark":        {start("echo '" + journalMark[:9] + "'; printf '\n'" + journalMark[9:]), ended(0, journalMark[:9]+"\n\n"+journalMark[9:], "")},
+			"directory":   {script.Start{Login: script.Login{Dir: "/no/such", Args: []string{"true"}}, Wait: patient}, script.Frame{}},
+			"long":        {start("echo '" + strings.Repeat("x", 200<<10) + "' | wc -c; exit 3"), ended(3, "204801\n", "")},
+			"long words": {
+				script.Start{Login: script.Login{Env: map[string]string{"A": strings.Repeat("y", 120000), "B": strings.Repeat("z", 120000)}, Script: "echo ${#A} ${#B}"}, Wait: patient},
+				ended(0, "120000 120000\n", ""),
+			},
+			"bytes in the text": {start("printf '%s\n' '\xff\xfe' | od -An -tx1"), ended(0, " ff fe 0a\n", "")},
+		} {
+			if name == "syntax" {
+				if got, _ := os.Readlink("/bin/sh"); !strings.HasSuffix(got, "dash") {
+					continue
+				}
+			}
+			t.Run(name, func(t *testing.T) {
+				got := j.run(t, journal(strings.ReplaceAll(name, " ", "-")).Start(tt.start))
+				if name == "directory" {
+					if !got.NoDir || got.Started || got.Exit != 125 || got.Stderr.Bytes == "" {
+						t.Errorf("got %+v, want no directory and a reason", got)
+					}
+					return
+				}
+				j.wantFrame(t, got, tt.want)
+			})
+		}
+		t.Run("any bytes", func(t *testing.T) {
+			file := filepath.Join(j.home, "every")
+			if err := os.WriteFile(file, every, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			got := j.run(t, journal("any").Start(start("cat "+file)))
+			if got.Stdout.Bytes != string(every[:128]) || got.Stdout.Whole || !got.Stderr.Whole {
+				t.Errorf("got %+v, want the exact beginning, and to be told that it is not all", got.Stdout)
+			}
+			stored, err := os.ReadFile(filepath.Join(got.Dir, "any.o"))
+			if err != nil || string(stored) != string(every) {
+				t.Errorf("the file holds %q, %v", stored, err)
+			}
+		})
+	})
+}
+
+func TestAJournalsCommandStartsOnce(t *testing.T) {
+	eachJournal(t, func(t *testing.T, j journals) {
+		count := filepath.Join(j.home, "count")
+		text := journal("once").Start(start("echo x >>" + count + "; sleep 0.2; echo done"))
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() { j.wantFrame(t, j.run(t, text), ended(0, "done\n", "")) })
+		}
+		wg.Wait()
+		j.wantFrame(t, j.run(t, text), ended(0, "done\n", ""))
+		j.wantFrame(t, j.run(t, journal("once").Settle(patient)), ended(0, "done\n", ""))
+		if got, _ := os.ReadFile(count); string(got) != "x\n" {
+			t.Errorf("started %d times, want once", len(got)/2)
+		}
+	})
+}
+
+func TestAJournalThatWasSettledStartsNothing(t *testing.T) {
+	eachJournal(t, func(t *testing.T, j journals) {
+		for name, settle := range map[string]script.Script{"settle": journal("settle").Settle(patient), "stop": journal("stop").Stop(script.Wait{})} {
+			got := j.run(t, settle)
+			if got.State != script.StateNone && got.State != script.StateNoneNew {
+				t.Errorf("%s: got %+v, want none", name, got)
+			}
+			late := start("touch " + j.home + "/ran")
+			late.Wait.Limit = 200 * time.Millisecond
+			if got := j.run(t, journal(name).Start(late)); got.Exited || got.Started {
+				t.Errorf("%s: got %+v, want nothing started", name, got)
+			}
+			if _, err := os.Stat(j.home + "/ran"); err == nil {
+				t.Errorf("%s: the command ran", name)
+			}
+		}
+	})
+}
+
+func TestAJournalTellsOfOutputAndEnd(t *testing.T) {
+	eachJournal(t, func(t *testing.T, j journals) {
+		gate := filepath.Join(j.home, "gate")
+		s := start("printf one; until [ -e " + gate + " ]; do sleep 0.01; done; printf two >&2; until [ -e " + gate + "2 ]; do sleep 0.01; done; exit 4")
+		s.Wait.Output = true
+		got := j.run(t, journal("live").Start(s))
+		if got.Exited || got.Stdout.Bytes != "one" || got.Process == 0 {
+			t.Fatalf("got %+v, want the first output", got)
+		}
+		wait := script.Wait{Limit: 20 * time.Second, Output: true, Stdout: 3}
+		open := func(name string) func() {
+			return func() {
+				if err := os.WriteFile(name, nil, 0o600); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		time.AfterFunc(150*time.Millisecond, open(gate))
+		got = j.run(t, journal("live").Observe(wait))
+		if got.Exited || got.Stdout.Bytes != "" || got.Stderr.Bytes != "two" {
+			t.Errorf("got %+v, want the second output", got)
+		}
+		wait.Stderr = 1
+		if got = j.run(t, journal("live").Observe(wait)); got.Stderr.Bytes != "wo" {
+			t.Errorf("got %+v, want what is beyond the offset, at once", got)
+		}
+		wait.Stderr = 3
+		time.AfterFunc(150*time.Millisecond, open(gate+"2"))
+		if got = j.run(t, journal("live").Observe(wait)); !got.Exited || got.Exit != 4 {
+			t.Errorf("got %+v, want the exit", got)
+		}
+	})
+}
+
+func TestAJournalsCommandIsStoppedWithItsChildren(t *testing.T) {
+	eachJournal(t, func(t *testing.T, j journals) {
+		s := start("trap '' TERM; sleep 61 & (setsid sleep 62 & wait) & echo ready; wait; while :; do sleep 63; done")
+		s.Wait.Output = true
+		if got := j.run(t, journal("stop").Start(s)); got.Exited || got.Stdout.Bytes != "ready\n" {
+			t.Fatalf("got %+v, want a running command", got)
+		}
+		if got := j.run(t, journal("stop").Stop(script.Wait{})); got.State != script.StateStopped || !got.Exited || got.Exit != 137 {
+			t.Errorf("got %+v, want stopped, exit 137", got)
+		}
+	})
+}
+
+func TestALostProcessIsNoticed(t *testing.T) {
+	eachJournal(t, func(t *testing.T, j journals) {
+		s := start("kill -9 $PPID; echo out; exec sleep 0.3")
+		s.Wait.Limit = time.Second
+		got := j.run(t, journal("lost").Start(s))
+		if got.State != script.StateLost {
+			got = j.run(t, journal("lost").Observe(patient))
+		}
+		if got.State != script.StateLost || got.Exited || got.Stdout.Bytes != "out\n" {
+			t.Errorf("got %+v, want lost, no exit, and the output", got)
+		}
+	})
+}
+
+func TestAJournalNeedsADirectory(t *testing.T) {
+	eachJournal(t, func(t *testing.T, j journals) {
+		j.home = filepath.Join(j.home, "none")
+		late := journal("nowhere" + strings.ReplaceAll(fmt.Sprint(time.Now().UnixNano()), "-", "")).Start(start("echo x"))
+		cmd := shell(t, j.argv, "/")
+		cmd.Env = append(cmd.Env, "TMPDIR="+j.home)
+		got, err := script.ReadFrame(journalMark, run(t, carried(cmd, late)).Stdout)
+		if err != nil || got.State != script.StateFull {
+			t.Fatalf("got %+v, %v; want no room", got, err)
+		}
+		if err := os.Mkdir(j.home, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if got := j.run(t, late); got.State != script.StateFull || got.Started {
+			t.Errorf("got %+v, want a late copy to be refused", got)
+		}
+	})
+}
+
+func TestJournalsAreRemovedAndSwept(t *testing.T) {
+	eachJournal(t, func(t *testing.T, j journals) {
+		dir := j.run(t, journal("old").Start(start("echo x"))).Dir
+		j.run(t, journal("dead").Start(start("echo x")))
+		s := start("sleep 5")
+		s.Wait.Limit = 100 * time.Millisecond
+		j.run(t, journal("alive").Start(s))
+		past := time.Now().Add(-25 * time.Hour)
+		for _, name := range []string{"dead", "alive", "alive.o", "dead.o"} {
+			if err := os.Chtimes(filepath.Join(dir, name), past, past); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s = start("echo next")
+		s.Drop, s.Sweep = []string{"old"}, true
+		j.run(t, journal("next").Start(s))
+		names := func() (names []string) {
+			entries, err := os.ReadDir(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, e := range entries {
+				names = append(names, e.Name())
+			}
+			return names
+		}
+		want := []string{"alive", "alive.e", "alive.o", "next", "next.e", "next.o", "old"}
+		deadline := time.Now().Add(20 * time.Second)
+		for !cmp.Equal(names(), want) && time.Now().Before(deadline) {
+			time.Sleep(5 * time.Millisecond)
+		}
+		if diff := cmp.Diff(want, names()); diff != "" {
+			t.Errorf("journals left (-want +got):\n%s", diff)
+		}
+		if got := j.run(t, journal("alive").Stop(script.Wait{})); got.State != script.StateStopped {
+			t.Errorf("got %+v, want stopped", got)
+		}
+	})
+}
+
+func FuzzReadFrame(f *testing.F) {
+	f.Add("\n" + journalMark + " run /tmp\nexit 3\n" + journalMark + " o\nx\n" + journalMark + " e 0\n\n" + journalMark + " . 0\n")
+	f.Fuzz(func(t *testing.T, output string) {
+		frame, err := script.ReadFrame(journalMark, output)
+		if err == nil && strings.Contains(frame.Stdout.Bytes+frame.Stderr.Bytes, "\uFFFD") {
+			t.Errorf("%q: what JSON replaced was taken for output", output)
+		}
+	})
+}
