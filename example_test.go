@@ -124,6 +124,40 @@ func ExampleExecutor_Run() {
 	// stderr "no more\n"
 }
 
+// A host starts a command and keeps its reference. After a restart it goes on from the bytes that it had taken.
+func ExampleExecutor_Attach() {
+	ctx := context.Background()
+	lease, done := exampleLease(ctx)
+	defer done()
+	process, err := lease.Executor().Start(ctx, leasehold.Command{Script: "echo one; until [ -e go ]; do sleep 0.01; done; echo two"})
+	if err != nil {
+		log.Fatal(err)
+	}
+	stored, err := json.Marshal(process.Ref())
+	if err != nil {
+		log.Fatal(err)
+	}
+	process.Detach() // as the end of the host would
+
+	ref, err := leasehold.ParseCommandRef(stored)
+	if err != nil {
+		log.Fatal(err)
+	}
+	process, err = lease.Executor().Attach(ctx, ref, leasehold.Attachment{From: leasehold.Offsets{Stdout: 2}})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := lease.Executor().Run(ctx, leasehold.Command{Args: []string{"touch", "go"}}); err != nil {
+		log.Fatal(err)
+	}
+	result, err := process.Wait()
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("exit %d, stdout %q\n", result.ExitCode, result.Stdout)
+	// Output: exit 0, stdout "e\ntwo\n"
+}
+
 // A directory goes in, and a file comes back.
 func ExampleImporter_Dir() {
 	ctx := context.Background()

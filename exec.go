@@ -6,6 +6,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/leasehold-go/leasehold/internal/script"
@@ -48,15 +49,18 @@ type Command struct {
 	// sandbox's disk alone. Nil: the command finds its input at its end. A Read that blocks when the context ends may
 	// return after Run.
 	Stdin io.Reader
-	// Stdout and Stderr receive the output as it arrives. The session's log brings it line by line. Writers are never
-	// called at the same time, and Run does not return during a call; a writer that waits makes the command wait, in
-	// the end. If one fails, the command is stopped. Nil: the output is captured in the [Result].
+	// Stdout and Stderr receive the output as it arrives; a session's log brings it line by line. Writers are never
+	// called at the same time, and Run does not return during a call. A writer that waits does not make the command
+	// wait: its output is kept in the sandbox. If one fails, the command is stopped. Nil: the output is captured in the
+	// [Result].
 	Stdout, Stderr io.Writer
 	// CaptureLimit is how many bytes of each captured stream the Result keeps, from its beginning. Zero:
 	// [DefaultCaptureLimit]. Negative: none.
 	CaptureLimit int64
 	// Timeout is the command's lifetime, from its dispatch on, whatever happens to the connection. When it is over the
-	// command is stopped and Run fails with [ErrTimeout]. Zero: none. The time that reading Stdin takes does not count.
+	// command is stopped and Run fails with [ErrTimeout]. The time that reading Stdin takes does not count. Zero: none,
+	// but two minutes for Args that are git push, fetch, pull, ls-remote, clone, remote update or submodule update: a
+	// stalled remote would never end.
 	Timeout time.Duration
 	// Profiles says which start-up files are read.
 	Profiles ProfilePolicy
@@ -172,13 +176,7 @@ func (x *Executor) Run(ctx context.Context, cmd Command) (_ Result, err error) {
 	if failure == nil {
 		return r.result(), nil
 	}
-	e := failed(op, failure)
-	e.Op, e.Dispatched = op, r.dispatched
-	e.Retryable = e.Retryable && r.dispatched == DispatchedNo
-	if e.Sandbox == "" {
-		e.Sandbox = x.l.ref.Sandbox
-	}
-	return r.result(), e
+	return r.result(), r.failure(failure)
 }
 
 // check returns the command in the form that the script builder takes, or every problem of it.
@@ -221,8 +219,34 @@ func (c *Command) check(op, workspace string) (script.Login, error) {
 	return login, p.err(op)
 }
 
+// gitTimeout is the Timeout of Git commands that use the network, unless they have one.
+const gitTimeout = 2 * time.Minute
+
+// usesNetwork reports whether the arguments are a Git command that speaks to a remote.
+func usesNetwork(args []string) bool {
+	if len(args) == 0 || path.Base(args[0]) != "git" {
+		return false
+	}
+	for i := 1; i < len(args); i++ {
+		switch arg := args[i]; arg {
+		case "-C", "-c", "--git-dir", "--work-tree":
+			i++
+		case "push", "fetch", "pull", "ls-remote", "clone":
+			return true
+		case "remote", "submodule":
+			return i+1 < len(args) && args[i+1] == "update"
+		default:
+			if !strings.HasPrefix(arg, "-") {
+				return false
+			}
+		}
+	}
+	return false
+}
+
 // output is the receiver of one stream.
 type output struct {
+	skip      int64     // bytes that were delivered before
 	w         io.Writer // nil: capture
 	captured  []byte
 	limit     int64
@@ -242,6 +266,12 @@ func newOutput(w io.Writer, limit int64) *output {
 }
 
 func (o *output) write(p []byte) error {
+	if old := min(o.skip, int64(len(p))); old > 0 {
+		o.skip -= old
+		if p = p[old:]; len(p) == 0 {
+			return nil
+		}
+	}
 	o.size += int64(len(p))
 	if o.w == nil {
 		keep := min(int64(len(p)), o.limit-int64(len(o.captured)))

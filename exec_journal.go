@@ -51,7 +51,13 @@ type journalRun struct {
 }
 
 func newJournalRun(x *execution) *journalRun {
-	return &journalRun{execution: x, knew: x.l.journals.known(), journal: script.Journal{ID: strings.ToLower(rand.Text()), Mark: "lh" + rand.Text() + rand.Text()}}
+	r := &journalRun{execution: x, knew: x.l.journals.known(), journal: script.Journal{ID: strings.ToLower(rand.Text()), Mark: "lh" + rand.Text() + rand.Text()}}
+	if x.ref != nil {
+		r.journal.ID = x.ref.ID
+		r.stdoutAt.Store(x.from.Stdout)
+		r.stderrAt.Store(x.from.Stderr)
+	}
+	return r
 }
 
 func (r *journalRun) prepare(ctx context.Context) error {
@@ -94,7 +100,14 @@ func (r *journalRun) readInput(ctx context.Context) error {
 
 // dispatch submits the command, and takes in what became of it meanwhile.
 func (r *journalRun) dispatch(life context.Context) error {
-	start := script.Start{Login: r.login, Stdin: r.input, Wait: r.wait(waitTime)}
+	if r.ref != nil {
+		return r.attach(life)
+	}
+	limit := waitTime
+	if r.detached {
+		limit = script.Tick // a short command's result comes along nevertheless
+	}
+	start := script.Start{Login: r.login, Stdin: r.input, Wait: r.wait(limit)}
 	start.Drop, start.Sweep = r.l.journals.chores()
 	frame, err := r.ask(life, r.journal.Start(start), start.Wait)
 	if err != nil {
@@ -116,6 +129,20 @@ func (r *journalRun) dispatch(life context.Context) error {
 	}
 	r.dispatched = DispatchedYes
 	return r.own(r.take(life, frame, start.Wait))
+}
+
+// attach looks whether there is a journal.
+func (r *journalRun) attach(life context.Context) error {
+	wait := r.wait(0)
+	frame, err := r.ask(life, r.journal.Observe(wait), wait)
+	switch {
+	case err != nil:
+		return r.l.observe(r.op, err)
+	case frame.State == script.StateGone || !frame.Claimed:
+		return &Error{Op: r.op, Kind: KindNotFound, Message: "the sandbox has nothing of the command any more"}
+	}
+	r.dispatched, r.followed = DispatchedYes, true
+	return r.own(r.take(life, frame, wait))
 }
 
 // own returns err if it is a writer's. Others are met again by the next read.
@@ -183,12 +210,9 @@ func (r *journalRun) take(ctx context.Context, frame script.Frame, wait script.W
 	if frame.Dir != "" {
 		r.dir = frame.Dir
 	}
-	switch frame.State {
-	case script.StateGone:
-		r.ended = true
+	if frame.State == script.StateGone || !frame.Claimed {
+		r.record.State, r.ended = script.StateGone, true
 		return nil
-	case script.StateLost:
-		r.ended = true
 	}
 	if err := r.piece(ctx, frame.Stdout, wait.Stdout, r.stdout, &r.stdoutAt, ".o"); err != nil {
 		return err
@@ -196,9 +220,8 @@ func (r *journalRun) take(ctx context.Context, frame script.Frame, wait script.W
 	if err := r.piece(ctx, frame.Stderr, wait.Stderr, r.stderr, &r.stderrAt, ".e"); err != nil {
 		return err
 	}
-	if frame.Exited {
-		r.complete, r.ended = true, true
-	}
+	r.complete = frame.Exited
+	r.ended = frame.Exited || frame.State == script.StateLost
 	return nil
 }
 
@@ -329,7 +352,7 @@ func (r *journalRun) settle() error {
 	if f := r.stopFrame; f != nil {
 		r.takeStop(*f)
 	}
-	if r.ended || r.stopConfirmed {
+	if (r.ended || r.stopConfirmed) && !r.left {
 		r.l.journals.done(r.journal.ID, r.stdoutAt.Load()+r.stderrAt.Load())
 	}
 	switch {
@@ -387,3 +410,5 @@ func (r *journalRun) report(result *Result) {
 		result.Complete = r.complete
 	}
 }
+
+func (r *journalRun) refer(ref *CommandRef) { ref.Transport, ref.ID = TransportJournal, r.journal.ID }

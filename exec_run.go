@@ -26,6 +26,8 @@ type transport interface {
 	settle() error
 	// report adds what is known to the result.
 	report(*Result)
+	// refer adds what another host needs to go on.
+	refer(*CommandRef)
 }
 
 // errNoJournal is a dispatch that provably started nothing, for lack of room.
@@ -46,6 +48,11 @@ type execution struct {
 	login          script.Login
 	stdout, stderr *output
 
+	detached bool          // Run is not waiting: the dispatch is to return soon
+	running  chan struct{} // closed when the command was dispatched; nil: nobody waits for that
+	ref      *CommandRef   // the command was dispatched before, and output is delivered
+	from     Offsets       // from here on
+
 	box       *daytona.Toolbox
 	transport transport
 
@@ -55,6 +62,7 @@ type execution struct {
 	stopped       bool // the command's end was asked for
 	stopConfirmed bool
 	timedOut      bool
+	left          bool // it was detached, and must be left alone
 	duration      time.Duration
 }
 
@@ -62,7 +70,21 @@ func newExecution(l *Lease, op string, cmd Command) (*execution, error) {
 	x := &execution{l: l, op: op, cmd: cmd, dispatched: DispatchedNo, stdout: newOutput(cmd.Stdout, cmd.CaptureLimit), stderr: newOutput(cmd.Stderr, cmd.CaptureLimit)}
 	var err error
 	x.login, err = x.cmd.check(op, l.ref.Workspace)
+	if x.cmd.Timeout == 0 && usesNetwork(x.cmd.Args) {
+		x.cmd.Timeout = gitTimeout
+	}
 	return x, err
+}
+
+// failure is err as the public calls return it.
+func (x *execution) failure(err error) *Error {
+	e := failed(x.op, err)
+	e.Op, e.Dispatched = x.op, x.dispatched
+	e.Retryable = e.Retryable && x.dispatched == DispatchedNo
+	if e.Sandbox == "" {
+		e.Sandbox = x.l.ref.Sandbox
+	}
+	return e
 }
 
 // run runs the command.
@@ -106,10 +128,15 @@ func (x *execution) attempt(ctx context.Context, t transport) error {
 	disarm := context.AfterFunc(life, func() {
 		defer close(settled)
 		defer endWatch()
-		x.stop(watch)
+		if context.Cause(life) != errDetached {
+			x.stop(watch)
+		}
 	})
 	err := t.dispatch(life)
 	if err == nil {
+		if x.running != nil {
+			close(x.running)
+		}
 		err = t.observe(life, watch)
 	}
 	if !disarm() {
@@ -129,6 +156,7 @@ func (x *execution) stop(ctx context.Context) {
 // verdict turns what was observed into the error that Run returns.
 func (x *execution) verdict(life context.Context, err error) error {
 	x.timedOut = x.stopped && errors.Is(context.Cause(life), errLifetime)
+	x.left = context.Cause(life) == errDetached
 	settled := x.transport.settle()
 	var own *Error
 	switch {
@@ -138,10 +166,12 @@ func (x *execution) verdict(life context.Context, err error) error {
 		return err
 	case x.timedOut:
 		return &Error{Op: x.op, Kind: KindTimeout, Message: "the command's timeout was over"}
-	case x.stopped && life.Err() != nil && context.Cause(life) != errGivenBack:
-		return failed(x.op, ctxError(life))
-	case err != nil && (x.l.isClosed() || context.Cause(life) == errGivenBack):
+	case context.Cause(life) == errDetached:
+		return &Error{Op: x.op, Kind: KindCanceled, Message: errDetached.Error()}
+	case x.stopped && context.Cause(life) == errGivenBack, err != nil && x.l.isClosed():
 		return &Error{Op: x.op, Kind: KindClosed, Message: "the lease was given back while the command ran"}
+	case x.stopped && life.Err() != nil:
+		return failed(x.op, ctxError(life))
 	case err != nil:
 		return err
 	}

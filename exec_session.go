@@ -43,11 +43,16 @@ type sessionRun struct {
 
 func newSessionRun(x *execution) *sessionRun {
 	r := &sessionRun{execution: x, id: "leasehold-command-" + uuid.NewString(), mark: script.NewMark(rand.Text() + rand.Text()), delivered: DeliverySnapshot}
+	if x.ref != nil {
+		r.id, r.mark, r.command = x.ref.ID, script.Mark(x.ref.Mark), x.ref.Command
+		r.session = &session{id: x.ref.Session}
+	}
 	r.log = r.newLog()
 	return r
 }
 
 func (r *sessionRun) newLog() *stream.Log {
+	r.stdout.skip, r.stderr.skip = r.from.Stdout, r.from.Stderr // of a log that is read from its beginning
 	return stream.New(string(r.mark), func(s stream.Stream, p []byte) error {
 		if s == stream.Stderr {
 			return r.write(r.stderr, p)
@@ -58,6 +63,12 @@ func (r *sessionRun) newLog() *stream.Log {
 
 // prepare brings the input into the sandbox, and takes a session.
 func (r *sessionRun) prepare(ctx context.Context) error {
+	if r.ref != nil {
+		if !r.l.sessions.note(r.l, r.session.id) {
+			return &Error{Kind: KindClosed, Message: "the lease was given back"}
+		}
+		return nil
+	}
 	if err := r.login.CheckWord(); err != nil {
 		return &Error{Op: r.op, Kind: KindInvalid, Message: "a session cannot take the command: " + err.Error()}
 	}
@@ -143,6 +154,9 @@ func (r *sessionRun) sweep() {
 
 // dispatch submits the command, once. It returns nil if one of the session's commands is the one to observe.
 func (r *sessionRun) dispatch(life context.Context) error {
+	if r.ref != nil {
+		return r.attach(life)
+	}
 	text := script.Session{ID: r.id, Fence: r.session.nextFence(), Login: r.login, Mark: r.mark, Stdin: r.stdinFile(), Scratch: r.scratch}.Text()
 	callCtx, cancel := context.WithTimeout(life, r.l.p.cfg.CallTimeout)
 	defer cancel()
@@ -156,6 +170,19 @@ func (r *sessionRun) dispatch(life context.Context) error {
 	}
 	r.dispatched = DispatchedUnknown
 	return r.resolve(life, err)
+}
+
+// attach looks whether the session knows the command.
+func (r *sessionRun) attach(life context.Context) error {
+	err := r.status(life, r.l.p.cfg.CallTimeout)
+	switch {
+	case sessionLost(err):
+		return &Error{Op: r.op, Kind: KindNotFound, Message: "the sandbox has nothing of the command any more"}
+	case err != nil:
+		return r.l.observe(r.op, err)
+	}
+	r.dispatched = DispatchedYes
+	return nil
 }
 
 // resolve finds out what became of a dispatch whose reply was lost, or came from something on the way. The session's list
@@ -225,6 +252,10 @@ func (r *sessionRun) stop(ctx context.Context) bool {
 
 // settle gives the session back, and removes what the command did not.
 func (r *sessionRun) settle() error {
+	if r.left {
+		r.l.sessions.forget(r.session.id) // another host may go on with it
+		return nil
+	}
 	clean := r.log.Complete() || r.dispatched == DispatchedNo
 	if !r.stopped && (!clean || !r.release()) || r.stopped && !r.stopConfirmed {
 		r.l.sessions.discard(r.l, r.box, r.session.id)
@@ -264,4 +295,8 @@ func (r *sessionRun) report(result *Result) {
 		// Without the wrapper's marks a refused dispatch could be taken for the command, but for its status.
 		result.Exited, result.ExitCode = true, *r.recorded
 	}
+}
+
+func (r *sessionRun) refer(ref *CommandRef) {
+	ref.Transport, ref.ID, ref.Session, ref.Command, ref.Mark = TransportSession, r.id, r.session.id, r.command, string(r.mark)
 }

@@ -118,6 +118,7 @@ V() {
 _k=0
 while ! X && [ $_k -lt $_K ]; do
 _k=$((_k+1))
+if [ ! -e "$_r" ]; then return; fi
 if [ $_Q = 1 ] && [ $_k -gt $_B ] && G; then return; fi
 if [ "$_g" ] && ! A; then
 for _j in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do X && return; sleep 0.05; done

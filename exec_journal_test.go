@@ -1,0 +1,190 @@
+package leasehold
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/leasehold-go/leasehold/internal/emulator"
+)
+
+func TestAShortCommandTakesOneRequest(t *testing.T) {
+	r, l := execRig(t, TransportAuto)
+	mustRun(t, l, Command{Args: []string{"true"}, Transport: TransportJournal}, finished(0, "", "")) // resolves the lease
+	r.server.ResetRequests()
+	got, err := l.Executor().Run(t.Context(), Command{Script: "echo out; echo err >&2; exit 3"})
+	if err != nil || got.Delivery != DeliveryReply || got.Transport != TransportJournal || string(got.Stdout) != "out\n" || string(got.Stderr) != "err\n" {
+		t.Errorf("Run() = %+v, %v", got, err)
+	}
+	r.wantRequests(t, "POST /toolbox/*/process/execute")
+}
+
+// TestE3FaultsOfAJournalsRequests breaks each request of a command that ends on its own. The result must be the whole one.
+func TestE3FaultsOfAJournalsRequests(t *testing.T) {
+	execute := "/toolbox/*/process/execute"
+	for _, nth := range []int{1, 2, 3} {
+		for name, f := range map[string]emulator.Fault{
+			"reply lost":       {Action: emulator.DropAfter},
+			"delivered twice":  {Action: emulator.Duplicate},
+			"500 after":        {Action: emulator.StatusAfter, Status: 500},
+			"502 after":        {Action: emulator.StatusAfter, Status: 502},
+			"429 after":        {Action: emulator.StatusAfter, Status: 429},
+			"truncated":        {Action: emulator.TruncateBody, Bytes: 40},
+			"reset":            {Action: emulator.ResetReply, Bytes: 40},
+			"not JSON":         {Action: emulator.StatusAfter, Status: 200, Body: "<html>"},
+			"another reply":    {Action: emulator.StatusAfter, Status: 200, Body: `{"exitCode":0,"result":"ok"}`},
+			"lost before":      {Action: emulator.DropBefore},
+			"502 before":       {Action: emulator.StatusBefore, Status: 502},
+			"408 before":       {Action: emulator.StatusBefore, Status: 408},
+			"late":             {Action: emulator.DelayRequest, Delay: 200 * time.Millisecond},
+			"download lost":    {Path: "/toolbox/*/files/download", Action: emulator.DropBefore, Count: 2},
+			"download reset":   {Path: "/toolbox/*/files/download", Action: emulator.ResetReply, Bytes: 1000},
+			"download refused": {Path: "/toolbox/*/files/download", Action: emulator.StatusBefore, Status: 502},
+		} {
+			if nth == 1 && (strings.HasSuffix(name, "before") || name == "429 after") || nth > 1 && strings.HasPrefix(name, "download") {
+				continue // a dispatch that did not arrive is another test's
+			}
+			t.Run(fmt.Sprint(name, " ", nth), func(t *testing.T) {
+				t.Parallel()
+				r, l := execRig(t, TransportJournal)
+				c, out := newCounter(t), new(strings.Builder)
+				if f.Path == "" {
+					f.Path = execute
+				}
+				f.Nth = nth
+				r.server.SetFaults(f)
+				line := strings.Repeat("\x00\xff", 40000)
+				script := "printf one; sleep 0.2; printf '" + strings.Repeat(`\000\377`, 40000) + "'; echo two >&2; sleep 0.2; printf three; " + c.script()
+				want := "one" + line + "threeran\n"
+				got, err := l.Executor().Run(t.Context(), Command{Script: script, Stdout: out, Transport: TransportJournal})
+				if err != nil || !got.Complete || got.ExitCode != 3 || out.String() != want || string(got.Stderr) != "two\n" || got.StdoutSize != int64(len(want)) {
+					t.Errorf("Run() = %+v, %v; stdout of %d bytes, right: %v", got, err, out.Len(), out.String() == want)
+				}
+				r.wantHits(t)
+				c.want(t, 1)
+			})
+		}
+	}
+}
+
+// TestWithoutRoomForAJournalASessionRuns makes the directory of journals impossible.
+func TestWithoutRoomForAJournalASessionRuns(t *testing.T) {
+	r, l := execRig(t, TransportAuto)
+	var dir string
+	if got, err := l.Executor().Run(t.Context(), Command{Script: `printf %s "${TMPDIR:-/tmp}/.leasehold-$(id -u)"`, Transport: TransportSession}); err != nil {
+		t.Fatal(err)
+	} else {
+		dir = string(got.Stdout)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(dir, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(dir) })
+	c := newCounter(t)
+	got, err := l.Executor().Run(t.Context(), Command{Script: c.script()})
+	if err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff(finished(3, "ran\n", "").on(TransportSession), got, ignoreTime); diff != "" {
+		t.Errorf("Run() mismatch (-want +got):\n%s", diff)
+	}
+	c.want(t, 1)
+	runFails(t, t.Context(), l, Command{Args: []string{"true"}, Transport: TransportJournal}, KindUnavailable, DispatchedNo)
+	r.wantHits(t)
+}
+
+func TestE4JournalsRunConcurrently(t *testing.T) {
+	_, l := execRig(t, TransportJournal)
+	const n = 64
+	dir := t.TempDir()
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			script := fmt.Sprintf(": >%s/%d; until [ $(ls %s | wc -l) -ge %d ]; do sleep 0.1; done; echo out %d; echo err %d >&2; exit %d", dir, i, dir, n, i, i, i)
+			mustRun(t, l, Command{Script: script, Profiles: ProfilesNone, Timeout: 2 * time.Minute}, finished(i, fmt.Sprintf("out %d\n", i), fmt.Sprintf("err %d\n", i)))
+		})
+	}
+	wg.Wait()
+}
+
+func TestE5AJournalsTimeoutStopsAll(t *testing.T) {
+	r, l := execRig(t, TransportJournal)
+	alive := filepath.Join(t.TempDir(), "pid")
+	r.server.SetFaults(emulator.Fault{Path: "/toolbox/*/process/execute", Nth: 2, Action: emulator.DropAfter}) // the stop's reply
+	script := "trap '' TERM; sleep 62 & echo $! >" + alive + "; echo ready; wait; sleep 63"
+	got, _ := runFails(t, t.Context(), l, Command{Script: script, Timeout: 500 * time.Millisecond}, KindTimeout, DispatchedYes)
+	if !got.TimedOut || !got.StopConfirmed || !got.Exited || got.ExitCode != 137 || string(got.Stdout) != "ready\n" {
+		t.Errorf("got %+v, want a timeout, a confirmed stop, its exit and the output", got)
+	}
+	wantDead(t, alive)
+	r.wantHits(t)
+}
+
+func TestE3WhatHappensUnderAJournal(t *testing.T) {
+	t.Run("the recorder is killed", func(t *testing.T) {
+		_, l := execRig(t, TransportJournal)
+		run := startRunning(t, t.Context(), l, Command{Script: "kill -9 $PPID; sleep 0.2"})
+		run.wait(t, KindUncertain)
+		wantNoExit(t, run)
+	})
+	t.Run("the sandbox is stopped", func(t *testing.T) {
+		r, l := execRig(t, TransportJournal)
+		run := startRunning(t, t.Context(), l, Command{Script: "sleep 60"})
+		ref := l.Ref()
+		if err := r.client.Stop(t.Context(), ref.Sandbox); err != nil {
+			t.Fatal(err)
+		}
+		run.wait(t, KindNotRunning)
+		wantNoExit(t, run)
+		if _, err := r.Resume(t.Context(), ref); err != nil {
+			t.Fatal(err)
+		}
+		mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+	})
+	t.Run("the sandbox is restarted", func(t *testing.T) {
+		r, l := execRig(t, TransportJournal)
+		p := started(t, t.Context(), l, Command{Script: "echo begun; sleep 60"})
+		p.Detach()
+		_, _ = p.Wait()
+		if err := r.client.Stop(t.Context(), l.Ref().Sandbox); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.Resume(t.Context(), l.Ref()); err != nil {
+			t.Fatal(err)
+		}
+		q, err := l.Executor().Attach(t.Context(), p.Ref(), Attachment{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := q.Wait()
+		wantError(t, err, KindUncertain)
+		if got.Exited || got.ExitCode != -1 || string(got.Stdout) != "begun\n" {
+			t.Errorf("got %+v, want no exit, and the output", got)
+		}
+	})
+	t.Run("the lease is given back", func(t *testing.T) {
+		r, l := execRig(t, TransportJournal)
+		run := startRunning(t, t.Context(), l, Command{Script: "sleep 60"})
+		if _, err := r.Release(t.Context(), l.Ref(), ReleaseOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		run.wait(t, KindClosed)
+		runFails(t, t.Context(), l, Command{Args: []string{"true"}}, KindClosed, DispatchedNo)
+	})
+	t.Run("the journal is removed", func(t *testing.T) {
+		_, l := execRig(t, TransportJournal)
+		got, _ := runFails(t, t.Context(), l, Command{Script: "rm -rf $TMPDIR/.leasehold-*/*; sleep 60"}, KindUncertain, DispatchedYes)
+		if got.Exited || got.ExitCode != -1 {
+			t.Errorf("got %+v, want no exit", got)
+		}
+	})
+}

@@ -1,0 +1,233 @@
+package leasehold
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"regexp"
+	"time"
+
+	"github.com/leasehold-go/leasehold/internal/script"
+)
+
+// Process is a command that was started by [Executor.Start], or found again by [Executor.Attach]. Its methods are safe for
+// concurrent use.
+type Process struct {
+	x      *execution
+	done   chan struct{} // closed when result and err are final
+	result Result
+	err    error
+}
+
+// What ends a command's life from the host's side, as causes of its context.
+var (
+	errKilled   = errors.New("the command was killed")
+	errDetached = errors.New("the command was left to itself")
+)
+
+// Start starts a command and returns once it is known to have been dispatched. Its output is delivered meanwhile, whether
+// or not anybody waits; when ctx ends it is stopped, as with Run. A command that was started must be waited for. The errors
+// are those of Run that can occur before the command runs.
+func (x *Executor) Start(ctx context.Context, cmd Command) (*Process, error) {
+	const op = "start"
+	r, err := newExecution(x.l, op, cmd)
+	if err != nil {
+		return nil, r.failure(err)
+	}
+	r.detached = true
+	return x.begin(ctx, op, r)
+}
+
+// Offsets are how many bytes of each stream a host has taken.
+type Offsets struct {
+	Stdout, Stderr int64
+}
+
+// Attachment says what [Executor.Attach] does with the output. The zero value captures it from its beginning.
+type Attachment struct {
+	From           Offsets   // where the output begins: what an earlier host delivered is not delivered again
+	Stdout, Stderr io.Writer // as in [Command]
+	CaptureLimit   int64     // as in [Command]
+}
+
+// Attach goes on with a command that this host, before it restarted, or another one started, and whose reference it kept.
+// The sizes of the result count what is delivered from the offsets on. It fails with [ErrInvalid] if ref is not of this
+// lease, and with [ErrNotFound] if the sandbox has nothing of the command any more: its result was taken, or is older than
+// a day, or the files were lost. When ctx ends the command is stopped. What remains of Command.Timeout goes on.
+//
+// Two hosts may be attached at once, but the first that has the whole result removes it from the sandbox, soon after.
+func (x *Executor) Attach(ctx context.Context, ref CommandRef, a Attachment) (*Process, error) {
+	const op = "attach"
+	r := &execution{l: x.l, op: op, cmd: Command{Stdout: a.Stdout, Stderr: a.Stderr, CaptureLimit: a.CaptureLimit, Transport: ref.Transport}, dispatched: DispatchedNo}
+	r.stdout, r.stderr = newOutput(a.Stdout, a.CaptureLimit), newOutput(a.Stderr, a.CaptureLimit)
+	err := ref.check(op)
+	if err == nil && (ref.Sandbox != x.l.ref.Sandbox || ref.Attempt != x.l.ref.Attempt || a.From.Stdout < 0 || a.From.Stderr < 0) {
+		err = problems{{Field: "CommandRef", Problem: "is not of this lease, or the offsets are negative"}}.err(op)
+	}
+	if err != nil {
+		return nil, r.failure(err)
+	}
+	if !ref.Deadline.IsZero() {
+		r.cmd.Timeout = max(time.Until(ref.Deadline), 1)
+	}
+	r.ref, r.from, r.detached = &ref, a.From, true
+	return x.begin(ctx, op, r)
+}
+
+// begin runs the execution in the background, and returns when it is dispatched.
+func (x *Executor) begin(ctx context.Context, op string, r *execution) (*Process, error) {
+	done, err := x.l.begin(op)
+	if err != nil {
+		return nil, r.failure(err)
+	}
+	p := &Process{x: r, done: make(chan struct{})}
+	r.running = make(chan struct{})
+	go func() {
+		defer done()
+		defer close(p.done)
+		ctx, span := x.l.p.span(ctx, op)
+		if err := r.run(ctx); err != nil {
+			p.err = r.failure(err)
+		}
+		p.result = r.result()
+		endSpan(span, p.err)
+	}()
+	select {
+	case <-r.running:
+		return p, nil
+	case <-p.done:
+		select {
+		case <-r.running:
+			return p, nil
+		default:
+			return nil, p.err
+		}
+	}
+}
+
+// Wait waits for the command to end, and returns what [Executor.Run] would. It may be called more than once.
+func (p *Process) Wait() (Result, error) {
+	<-p.done
+	return p.result, p.err
+}
+
+var signalName = regexp.MustCompile(`^[A-Z][A-Z0-9]{1,9}$`)
+
+// Signal sends a signal, named as kill names it ("INT", "TERM", "USR1"), to the command's process group. It fails with
+// [os.ErrProcessDone] if the command has ended. A session cannot pass on signals: that is [ErrInvalid].
+func (p *Process) Signal(ctx context.Context, name string) error {
+	const op = "signal"
+	select {
+	case <-p.done:
+		return p.signalError(&Error{Kind: KindNotFound, Message: "the command has ended", cause: os.ErrProcessDone})
+	default:
+	}
+	r, ok := p.x.transport.(*journalRun)
+	if !ok || !signalName.MatchString(name) {
+		return p.signalError(&Error{Kind: KindInvalid, Message: "not a signal that can be sent to this command"})
+	}
+	// The process may not have made itself known yet.
+	for pause := (backoff{}); ; {
+		frame, err := r.ask(ctx, r.journal.Signal(name), script.Wait{})
+		switch {
+		case err != nil:
+			return p.signalError(p.x.l.observe(op, err))
+		case frame.State == script.StateSent:
+			return nil
+		case frame.Exited || frame.Process != 0 || !frame.Claimed:
+			return p.signalError(&Error{Kind: KindNotFound, Message: "the command has ended", cause: os.ErrProcessDone})
+		}
+		if err := pause.wait(ctx, 0); err != nil {
+			return p.signalError(err)
+		}
+	}
+}
+
+func (p *Process) signalError(err error) error {
+	e := failed("signal", err)
+	e.Op, e.Sandbox = "signal", p.x.l.ref.Sandbox
+	return e
+}
+
+// Kill ends the command at once. On the journal transport it is the signal KILL, and Wait returns the exit that follows;
+// on a session the command is stopped, and Wait fails with [ErrCanceled].
+func (p *Process) Kill(ctx context.Context) error {
+	if _, ok := p.x.transport.(*journalRun); ok {
+		return p.Signal(ctx, "KILL")
+	}
+	p.x.abort(errKilled)
+	return nil
+}
+
+// Detach ends the observation and leaves the command alone: Wait returns what is known by then, with [ErrCanceled]. A host
+// that is about to restart does so, and attaches again later.
+func (p *Process) Detach() { p.x.abort(errDetached) }
+
+// Ref returns what [Executor.Attach] needs, in another process too.
+func (p *Process) Ref() CommandRef {
+	ref := CommandRef{Version: commandRefVersion, Sandbox: p.x.l.ref.Sandbox, Attempt: p.x.l.ref.Attempt}
+	if p.x.cmd.Timeout > 0 {
+		ref.Deadline = p.x.began.Add(p.x.cmd.Timeout).Round(0).UTC()
+	}
+	p.x.transport.refer(&ref)
+	return ref
+}
+
+// commandRefVersion is the version of [CommandRef] that this package writes and reads.
+const commandRefVersion = 1
+
+// CommandRef is a command as a plain value, without secrets. Store its JSON form; [ParseCommandRef] reads it back.
+type CommandRef struct {
+	Version   int       `json:"version"`
+	Sandbox   string    `json:"sandbox"`   // the provider's id
+	Attempt   string    `json:"attempt"`   // of the lease
+	Transport Transport `json:"transport"` //
+	ID        string    `json:"id"`        // of the journal, or in the session's list
+	Session   string    `json:"session,omitempty"`
+	Command   string    `json:"command,omitempty"` // the daemon's id of it
+	Mark      string    `json:"mark,omitempty"`    // of the session's wrapper
+	Deadline  time.Time `json:"deadline,omitzero"` // by the host's clock; zero: none
+}
+
+// ParseCommandRef decodes a stored reference and validates every field. Unknown fields are ignored. It fails with
+// [ErrInvalid].
+func ParseCommandRef(data []byte) (CommandRef, error) {
+	var ref CommandRef
+	if err := json.Unmarshal(data, &ref); err != nil {
+		return CommandRef{}, problems{{Field: "CommandRef", Problem: "is not its JSON form"}}.err("parse command")
+	}
+	return ref, ref.check("parse command")
+}
+
+var markText = regexp.MustCompile(`^~lh[A-Za-z0-9]{32,128}$`)
+
+func (r CommandRef) check(op string) error {
+	var p problems
+	if r.Version != commandRefVersion {
+		p.add("CommandRef.Version", "is %d: this package reads %d", r.Version, commandRefVersion)
+		return p.err(op)
+	}
+	checkIdentifier(&p, "CommandRef.Sandbox", r.Sandbox, true)
+	checkIdentifier(&p, "CommandRef.Attempt", r.Attempt, true)
+	checkIdentifier(&p, "CommandRef.ID", r.ID, true)
+	switch r.Transport {
+	case TransportJournal:
+		if r.Session != "" || r.Command != "" || r.Mark != "" {
+			p.add("CommandRef.Session", "does not go with a journal")
+		}
+	case TransportSession:
+		checkIdentifier(&p, "CommandRef.Session", r.Session, true)
+		checkIdentifier(&p, "CommandRef.Command", r.Command, true)
+		if !markText.MatchString(r.Mark) {
+			p.add("CommandRef.Mark", "is not a mark")
+		}
+	default:
+		p.add("CommandRef.Transport", "is not a transport")
+	}
+	if year := r.Deadline.UTC().Year(); year < 0 || year > 9999 {
+		p.add("CommandRef.Deadline", "is not a time that JSON can hold")
+	}
+	return p.err(op)
+}

@@ -1,0 +1,270 @@
+package leasehold
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// gate is a file that a command waits for.
+type gate struct{ file string }
+
+func newGate(t *testing.T) gate { return gate{filepath.Join(t.TempDir(), "gate")} }
+
+func (g gate) wait() string { return "until [ -e " + g.file + " ]; do sleep 0.01; done; " }
+
+func (g gate) open(t *testing.T) {
+	t.Helper()
+	if err := os.WriteFile(g.file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// started starts a command that must start.
+func started(t *testing.T, ctx context.Context, l *Lease, cmd Command) *Process {
+	t.Helper()
+	p, err := l.Executor().Start(ctx, cmd.on(l))
+	if err != nil {
+		t.Fatalf("Start(%+v) = %v", cmd, err)
+	}
+	return p
+}
+
+// wantEnd waits for the process, which must end on its own.
+func wantEnd(t *testing.T, p *Process, want Result) {
+	t.Helper()
+	got, err := p.Wait()
+	if err != nil {
+		t.Errorf("Wait() = %v", err)
+	}
+	if diff := cmp.Diff(want, got, ignoreTime); diff != "" {
+		t.Errorf("Wait() mismatch (-want +got):\n%s", diff)
+	}
+}
+
+func TestStartDeliversWhetherOrNotAnybodyWaits(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		g, out := newGate(t), make(arrivals, 8)
+		p := started(t, t.Context(), l, Command{Script: "echo first; " + g.wait() + "echo second; exit 3", Stdout: out})
+		if got := <-out; got != "first\n" {
+			t.Errorf("got %q, want the first line", got)
+		}
+		g.open(t)
+		if got := <-out; got != "second\n" {
+			t.Errorf("got %q, want the second line", got)
+		}
+		want := finished(3, "", "").on(tr)
+		want.StdoutSize = int64(len("first\nsecond\n"))
+		wantEnd(t, p, want)
+		wantEnd(t, p, want) // again
+	})
+}
+
+func TestStartFailsLikeRun(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		_, err := l.Executor().Start(t.Context(), Command{})
+		wantError(t, err, KindInvalid)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err = l.Executor().Start(ctx, Command{Args: []string{"true"}}.on(l))
+		if e := wantError(t, err, KindCanceled); e.Op != "start" {
+			t.Errorf("Op = %q", e.Op)
+		}
+	})
+}
+
+func TestTheEndOfTheContextStopsAStartedCommand(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		p := started(t, ctx, l, Command{Script: "echo on; sleep 61"})
+		cancel()
+		got, err := p.Wait()
+		wantError(t, err, KindCanceled)
+		if !got.StopConfirmed {
+			t.Errorf("got %+v, want a confirmed stop", got)
+		}
+	})
+}
+
+func TestSignalsReachTheCommand(t *testing.T) {
+	_, l := execRig(t, TransportJournal)
+	out := make(arrivals, 8)
+	p := started(t, t.Context(), l, Command{Script: "trap 'echo hup' HUP; trap 'exit 9' INT; echo ready; while :; do sleep 0.05; done", Stdout: out})
+	for _, step := range []struct{ line, signal string }{{"ready\n", "HUP"}, {"hup\n", "INT"}} {
+		if got := <-out; got != step.line {
+			t.Fatalf("got %q, want %q", got, step.line)
+		}
+		if err := p.Signal(t.Context(), step.signal); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := p.Wait(); err != nil || got.ExitCode != 9 {
+		t.Errorf("Wait() = %+v, %v; want exit 9", got, err)
+	}
+	if err := p.Signal(t.Context(), "HUP"); !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("Signal() = %v, want that it is done", err)
+	}
+	p = started(t, t.Context(), l, Command{Args: []string{"sleep", "60"}})
+	wantError(t, p.Signal(t.Context(), "; reboot"), KindInvalid)
+	if err := p.Kill(t.Context()); err != nil {
+		t.Error(err)
+	}
+	_, _ = p.Wait()
+}
+
+func TestKill(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		p := started(t, t.Context(), l, Command{Script: "trap '' TERM INT; echo ready; sleep 61"})
+		if err := p.Kill(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		got, err := p.Wait()
+		if tr == TransportJournal && (err != nil || got.ExitCode != 137) || tr == TransportSession && !errors.Is(err, ErrCanceled) {
+			t.Errorf("Wait() = %+v, %v", got, err)
+		}
+	})
+}
+
+// TestAnotherHostGoesOn detaches one provider, and attaches a second one to the same sandbox from the offsets reached.
+func TestAnotherHostGoesOn(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		r, l := execRig(t, tr)
+		g, out := newGate(t), make(arrivals, 8)
+		p := started(t, t.Context(), l, Command{Script: "printf 'one\ntwo\n'; echo err >&2; " + g.wait() + "echo three; echo more >&2; exit 5", Stdout: out, Timeout: time.Minute})
+		if got := <-out; got != "one\ntwo\n" {
+			t.Fatalf("got %q", got)
+		}
+		stored, err := json.Marshal(p.Ref())
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Detach()
+		if got, err := p.Wait(); !errors.Is(err, ErrCanceled) || got.Exited || got.StopConfirmed {
+			t.Errorf("Wait() = %+v, %v; want to know nothing of its end", got, err)
+		}
+
+		second := rigProvider(t, r.server, Config{})
+		t.Cleanup(func() {
+			if err := second.Close(context.Background()); err != nil {
+				t.Error(err)
+			}
+		})
+		other, err := second.Bind(l.Ref())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ref, err := ParseCommandRef(stored)
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := other.Executor().Attach(t.Context(), ref, Attachment{From: Offsets{Stdout: 4, Stderr: 2}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.open(t)
+		wantEnd(t, q, finished(5, "two\nthree\n", "r\nmore\n").on(tr))
+	})
+}
+
+func TestAttachIsForCommandsOfTheLease(t *testing.T) {
+	_, l := execRig(t, TransportJournal)
+	p := started(t, t.Context(), l, Command{Args: []string{"true"}})
+	ref := p.Ref()
+	if _, err := p.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(*CommandRef){
+		"version":   func(r *CommandRef) { r.Version = 2 },
+		"sandbox":   func(r *CommandRef) { r.Sandbox = "other" },
+		"attempt":   func(r *CommandRef) { r.Attempt = "other" },
+		"id":        func(r *CommandRef) { r.ID = "x; reboot" },
+		"transport": func(r *CommandRef) { r.Transport = "" },
+		"session":   func(r *CommandRef) { r.Session = "s" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := ref
+			change(&r)
+			_, err := l.Executor().Attach(t.Context(), r, Attachment{})
+			wantError(t, err, KindInvalid)
+		})
+	}
+	ref.ID = strings.Repeat("a", 20)
+	_, err := l.Executor().Attach(t.Context(), ref, Attachment{})
+	wantError(t, err, KindNotFound)
+}
+
+func FuzzParseCommandRef(f *testing.F) {
+	f.Add([]byte(`{"version":1,"sandbox":"s","attempt":"a","transport":"journal","id":"x"}`))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		ref, err := ParseCommandRef(data)
+		if err != nil {
+			return
+		}
+		again, err := json.Marshal(ref)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if parsed, err := ParseCommandRef(again); err != nil || !cmp.Equal(ref, parsed) {
+			t.Errorf("%s: %+v, %v", data, parsed, err)
+		}
+	})
+}
+
+func TestGitOnTheNetworkHasATimeout(t *testing.T) {
+	for args, want := range map[string]bool{
+		"git push": true, "git -C /x -c a=b fetch --all": true, "/usr/bin/git clone u": true, "git ls-remote": true, "git --no-pager pull": true,
+		"git remote update": true, "git submodule update": true, "git remote -v": false, "git status": false, "git commit -m push": false, "sh -c push": false, "git": false, "": false,
+	} {
+		if got := usesNetwork(strings.Fields(args)); got != want {
+			t.Errorf("usesNetwork(%q) = %v, want %v", args, got, want)
+		}
+	}
+}
+
+// TestE2AJournalIsExactWhateverTheSize takes more than a reply, more than a download's buffer, and any bytes.
+func TestE2AJournalIsExactWhateverTheSize(t *testing.T) {
+	_, l := execRig(t, TransportJournal)
+	every := make([]byte, 256)
+	for i := range every {
+		every[i] = byte(i)
+	}
+	content := bytes.Repeat(every, 256<<10) // 64 MiB
+	file := filepath.Join(t.TempDir(), "content")
+	if err := os.WriteFile(file, content, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	same := func() (*comparison, *comparison) { return &comparison{want: content}, &comparison{want: content} }
+	out, errs := same()
+	got, err := l.Executor().Run(t.Context(), Command{Script: fmt.Sprintf("cat %s; cat %s >&2", file, file), Stdout: out, Stderr: errs})
+	if err != nil || !got.Complete || out.at != len(content) || errs.at != len(content) || out.differs || errs.differs {
+		t.Errorf("Run() = %+v, %v; %d and %d bytes, different: %v, %v", got, err, out.at, errs.at, out.differs, errs.differs)
+	}
+}
+
+// comparison compares what is written with what is wanted.
+type comparison struct {
+	want    []byte
+	at      int
+	differs bool
+}
+
+func (c *comparison) Write(p []byte) (int, error) {
+	end := min(c.at+len(p), len(c.want))
+	c.differs = c.differs || !bytes.Equal(p, c.want[c.at:end])
+	c.at += len(p)
+	return len(p), nil
+}
