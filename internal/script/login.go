@@ -132,8 +132,8 @@ func (l Login) Text() string {
 		b.WriteString(command)
 		return b.String()
 	}
-	b.WriteString("exec 7<&0 8>&1 9>&2 </dev/null >/dev/null 2>&1\n")
-	b.WriteString("_leasehold_main() {\nset +eux\ntrap - EXIT\nexec <&7 >&8 2>&9 7<&- 8>&- 9>&-\n")
+	b.WriteString("exec 7<&0 8>&1 9>&2 </dev/null >/dev/null 2>&1\n_leasehold_path=${PATH-}\n")
+	b.WriteString("_leasehold_main() {\nset +eux\ntrap - EXIT\nexec <&7 >&8 2>&9 7<&- 8>&- 9>&-\n" + keepPath)
 	b.WriteString(command)
 	b.WriteString("}\ntrap _leasehold_main EXIT\n")
 	b.WriteString("if [ -r /etc/profile ]; then . /etc/profile; fi\n")
@@ -144,6 +144,17 @@ func (l Login) Text() string {
 	b.WriteString("_leasehold_main\n")
 	return b.String()
 }
+
+// keepPath appends to PATH what the profiles dropped from it. Debian's /etc/profile sets PATH anew, and with it goes what
+// an image put there with ENV: the tools that the image is for.
+const keepPath = `_leasehold_rest=$_leasehold_path:
+while case $_leasehold_rest in "") false ;; esac; do
+_leasehold_dir=${_leasehold_rest%%:*}
+_leasehold_rest=${_leasehold_rest#*:}
+case ${_leasehold_dir:+:${PATH-}:} in ""|*:"$_leasehold_dir":*) ;; *) PATH=${PATH:+$PATH:}$_leasehold_dir ;; esac
+done
+export PATH
+`
 
 // inline returns the lines by which a subshell becomes the command, as the leader of a session, on systems with /proc.
 func (l Login) inline() string {

@@ -48,7 +48,7 @@ func shell(t testing.TB, argv []string, home string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(argv[0], append(argv[1:len(argv):len(argv)], args...)...)
 	cmd.Dir = home
-	cmd.Env = []string{"HOME=" + home, "PATH=" + os.Getenv("PATH"), "FROM_DAEMON=yes"}
+	cmd.Env = []string{"HOME=" + home, "PATH=" + os.Getenv("PATH") + ":/image/bin", "FROM_DAEMON=yes"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	return cmd
 }
@@ -239,6 +239,18 @@ func TestLogin(t *testing.T) {
 			files: map[string]string{".profile": "readonly A=1"},
 			login: script.Login{Env: map[string]string{"A": "2", "UID": "77", "PPID": "78"}, Args: []string{"sh", "-c", "env | grep -E '^(A|UID)=' | sort"}},
 			want:  outcome{Stdout: "A=2\nUID=77\n"},
+		},
+		"a profile that sets PATH anew keeps what was there, behind its own": {
+			files: map[string]string{".profile": "PATH=/usr/bin:/bin:/mine"},
+			login: script.Login{Script: `case $PATH in /usr/bin:/bin:/mine:*) echo first ;; *) echo "$PATH" ;; esac
+case :$PATH: in *:/image/bin:*) echo kept ;; *) echo "$PATH" ;; esac
+case $PATH in *:/bin:*:/bin*) echo twice ;; esac`},
+			want: outcome{Stdout: "first\nkept\n"},
+		},
+		"a profile that unsets PATH": {
+			files: map[string]string{".profile": "unset PATH"},
+			login: script.Login{Script: `case :$PATH: in *:/image/bin:*) echo kept ;; esac`},
+			want:  outcome{Stdout: "kept\n"},
 		},
 		"missing directory": {
 			login: script.Login{Dir: "/nowhere", Mark: script.NewMark("0123456789abcdef0123456789abcdef"), Args: []string{"echo", "ran"}},
