@@ -106,7 +106,6 @@ func run(ctx context.Context, o options, stdout, stderr io.Writer) (err error) {
 	steps.begin("run " + o.command)
 	result, err := lease.Executor().Run(ctx, leasehold.Command{
 		Script: o.command, Dir: "src", Env: env, Stdout: stdout, Stderr: stderr,
-		Profiles: leasehold.ProfilesNone, // the image's PATH has go; Debian's /etc/profile would replace it
 	})
 	if err != nil {
 		return err
