@@ -44,10 +44,13 @@ type Command struct {
 	Dir string
 	// Env wins over the rest of the environment. Keys match [A-Za-z_][A-Za-z0-9_]*; values hold no NUL.
 	Env map[string]string
-	// Stdin is read to its end before the command starts, since a session cannot pass on the end of an input: it
-	// becomes a private file in the sandbox, which is removed before the command reads it. Its size is limited by the
-	// sandbox's disk alone. Nil: the command finds its input at its end. A Read that blocks when the context ends may
-	// return after Run.
+	// Stdin is the command's input. It is delivered as the command reads it, and so is its end; what Run reads ahead is
+	// bounded. An input that ends at once within 64 KiB takes no request of its own. If a Read fails, the command is
+	// stopped. A Read that blocks when the command or the context has ended may return after Run, and is the last. Nil:
+	// the command finds its input at its end.
+	//
+	// A session cannot pass on the end of an input: there, Stdin is read to its end before the command starts, and
+	// becomes a private file in the sandbox, which is removed before the command reads it.
 	Stdin io.Reader
 	// Stdout and Stderr receive the output as it arrives; a session's log brings it line by line. Writers are never
 	// called at the same time, and Run does not return during a call. A writer that waits does not make the command
@@ -58,7 +61,7 @@ type Command struct {
 	// [DefaultCaptureLimit]. Negative: none.
 	CaptureLimit int64
 	// Timeout is the command's lifetime, from its dispatch on, whatever happens to the connection. When it is over the
-	// command is stopped and Run fails with [ErrTimeout]. The time that reading Stdin takes does not count. Zero: none,
+	// command is stopped and Run fails with [ErrTimeout]. The time that a session's Stdin takes does not count. Zero: none,
 	// but two minutes for Args that are git push, fetch, pull, ls-remote, clone, remote update or submodule update: a
 	// stalled remote would never end.
 	Timeout time.Duration
@@ -130,6 +133,8 @@ type Result struct {
 	// Stdout and Stderr are what was captured. The sizes count everything delivered, captured or not.
 	Stdout, Stderr         []byte
 	StdoutSize, StderrSize int64
+	// StdinSize is how many bytes of Command.Stdin the command was given. It need not have read them all.
+	StdinSize int64
 	// Truncated reports that something was not captured because of CaptureLimit.
 	Truncated bool
 	// Duration is the time from the dispatch to the end of the observation.

@@ -1,13 +1,13 @@
 package leasehold
 
 import (
-	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
 	"io"
 	"path"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -24,8 +24,6 @@ const (
 	paceTime = 40 * time.Millisecond
 	// muchOutput is what is fetched without a pause.
 	muchOutput = 256 << 10
-	// maxInline is the largest input that the dispatch carries.
-	maxInline = 64 << 10
 	// stopTime bounds a stop: the sandbox takes up to four seconds of it.
 	stopTime = 8 * time.Second
 )
@@ -36,15 +34,16 @@ const (
 type journalRun struct {
 	*execution
 	journal script.Journal
-	dir     string // of the journals
-	input   []byte // of the command
-	knew    bool   // the sandbox had journals before
+	dir     string       // of the journals
+	taken   atomic.Int64 // bytes of it that the command was given
+	knew    bool         // the sandbox had journals before
 
 	stdoutAt, stderrAt atomic.Int64 // delivered
 	lostWaits          int          // requests without a reply: they may still be waiting
 	record             script.Frame // the last one
 	complete           bool         // the exit is recorded, and everything up to it delivered
 	ended              bool         // no more will be known
+	feeding            bool         // the input is delivered while the command runs
 	followed           bool         // it took more than the dispatch
 	stopFrame          *script.Frame
 	stopFrom           [2]int64 // the offsets that stopFrame begins at
@@ -67,35 +66,16 @@ func (r *journalRun) prepare(ctx context.Context) error {
 	return r.l.journals.enter(r.execution)
 }
 
-// readInput reads an input that is small enough to ride in the dispatch.
+// readInput looks whether the input is small enough to ride in the dispatch.
 func (r *journalRun) readInput(ctx context.Context) error {
-	if r.cmd.Stdin == nil {
+	if r.input == nil {
 		return nil
 	}
-	type read struct {
-		data []byte
-		err  error
+	err := r.input.peek(ctx, maxInline, inputGrace)
+	if err == nil && r.input.ended && r.input.err != nil {
+		err = &Error{Op: r.op, Kind: KindIO, Message: "the command's input could not be read; it was not started", cause: r.input.err}
 	}
-	input := make(chan read, 1)
-	go func(stdin io.Reader) {
-		data, err := io.ReadAll(io.LimitReader(stdin, maxInline+1))
-		input <- read{data, err}
-	}(r.cmd.Stdin)
-	select {
-	case in := <-input:
-		if in.err != nil {
-			return &Error{Op: r.op, Kind: KindIO, Message: "the command's input could not be read; it was not started", cause: in.err}
-		}
-		if len(in.data) > maxInline {
-			r.cmd.Stdin = io.MultiReader(bytes.NewReader(in.data), r.cmd.Stdin)
-			return errNoJournal
-		}
-		r.input = in.data
-		r.cmd.Stdin = bytes.NewReader(in.data) // for a session, should there be no room for a journal
-		return nil
-	case <-ctx.Done():
-		return ctxError(ctx)
-	}
+	return err
 }
 
 // dispatch submits the command, and takes in what became of it meanwhile.
@@ -103,11 +83,17 @@ func (r *journalRun) dispatch(life context.Context) error {
 	if r.ref != nil {
 		return r.attach(life)
 	}
+	start := script.Start{Login: r.login}
+	if r.input != nil {
+		if start.Feed = !r.input.ended || len(r.input.ahead) > maxInline; !start.Feed {
+			start.Stdin = r.input.ahead
+		}
+	}
 	limit := waitTime
-	if r.detached {
+	if r.detached || start.Feed {
 		limit = script.Tick // a short command's result comes along nevertheless
 	}
-	start := script.Start{Login: r.login, Stdin: r.input, Wait: r.wait(limit)}
+	start.Wait = r.wait(limit)
 	start.Drop, start.Sweep = r.l.journals.chores()
 	frame, err := r.ask(life, r.journal.Start(start), start.Wait)
 	if err != nil {
@@ -116,7 +102,11 @@ func (r *journalRun) dispatch(life context.Context) error {
 			return r.l.observe(r.op, err) // the proxy said so before it passed anything on
 		}
 		r.dispatched, r.followed = DispatchedUnknown, true
-		return r.resolve(life, err)
+		if err = r.resolve(life, err); err == nil {
+			r.taken.Store(int64(len(start.Stdin)))
+			r.feeding = start.Feed
+		}
+		return err
 	}
 	switch {
 	case frame.State == script.StateFull, frame.Exited && frame.Process == 0:
@@ -128,6 +118,8 @@ func (r *journalRun) dispatch(life context.Context) error {
 		return &Error{Op: r.op, Kind: KindProtocol, Message: "the reply to the command's dispatch makes no sense"}
 	}
 	r.dispatched = DispatchedYes
+	r.taken.Store(int64(len(start.Stdin)))
+	r.feeding = start.Feed
 	return r.own(r.take(life, frame, start.Wait))
 }
 
@@ -280,6 +272,13 @@ func (r *journalRun) fetch(ctx context.Context, o *output, at *atomic.Int64, suf
 // observe asks for news until the command has ended and everything is delivered. A request without a reply is repeated:
 // asking changes nothing, and starts from the offsets reached.
 func (r *journalRun) observe(life, ctx context.Context) error {
+	if r.feeding {
+		feedCtx, cancel := context.WithCancel(life)
+		var feeder sync.WaitGroup
+		feeder.Go(func() { r.feed(feedCtx) })
+		defer feeder.Wait()
+		defer cancel()
+	}
 	var blind time.Time // since when nothing could be read
 	var pause backoff
 	for !r.ended {
@@ -402,6 +401,7 @@ func (r *journalRun) takeStop(f script.Frame) {
 // report says what is known.
 func (r *journalRun) report(result *Result) {
 	result.Transport, result.Fidelity, result.Delivery = TransportJournal, FidelityExact, DeliveryReply
+	result.StdinSize = r.taken.Load()
 	if r.followed {
 		result.Delivery = DeliveryFiles
 	}

@@ -28,8 +28,9 @@ var (
 )
 
 // Start starts a command and returns once it is known to have been dispatched. Its output is delivered meanwhile, whether
-// or not anybody waits; when ctx ends it is stopped, as with Run. A command that was started must be waited for. The errors
-// are those of Run that can occur before the command runs.
+// or not anybody waits, and Command.Stdin is read, which may be the reading end of an [io.Pipe]; when ctx ends it is
+// stopped, as with Run. A command that was started must be waited for. The errors are those of Run that can occur before
+// the command runs.
 func (x *Executor) Start(ctx context.Context, cmd Command) (*Process, error) {
 	const op = "start"
 	r, err := newExecution(x.l, op, cmd)

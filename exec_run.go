@@ -48,6 +48,7 @@ type execution struct {
 	login          script.Login
 	stdout, stderr *output
 
+	input    *input        // the command's, read ahead; nil: none, or a session will read it
 	detached bool          // Run is not waiting: the dispatch is to return soon
 	running  chan struct{} // closed when the command was dispatched; nil: nobody waits for that
 	ref      *CommandRef   // the command was dispatched before, and output is delivered
@@ -94,6 +95,11 @@ func (x *execution) run(ctx context.Context) error {
 		return err
 	}
 	if x.cmd.Transport != TransportSession {
+		if x.cmd.Stdin != nil {
+			x.input = newInput(x.cmd.Stdin)
+			defer close(x.input.quit)
+			x.cmd.Stdin = x.input // for a session, should there be no room for a journal
+		}
 		err = x.attempt(ctx, newJournalRun(x))
 		if err != errNoJournal {
 			return err
@@ -164,6 +170,8 @@ func (x *execution) verdict(life context.Context, err error) error {
 		return err
 	case errors.As(err, &own) && own.Kind == KindIO:
 		return err
+	case context.Cause(life) == errInput:
+		return &Error{Op: x.op, Kind: KindIO, Message: "the command's input could not be read, and the command was stopped", cause: x.input.err}
 	case x.timedOut:
 		return &Error{Op: x.op, Kind: KindTimeout, Message: "the command's timeout was over"}
 	case context.Cause(life) == errDetached:

@@ -32,7 +32,8 @@ type sessionRun struct {
 
 	id      string // names the command in the session's list
 	mark    script.Mark
-	scratch string // directory of the uploaded stdin, "" without
+	scratch string     // directory of the uploaded stdin, "" without
+	stdin   *unhurried // which it came from
 	session *session
 	command string // the daemon's id of the dispatch that is observed
 
@@ -93,10 +94,11 @@ func (r *sessionRun) upload(ctx context.Context) error {
 	stall := time.AfterFunc(limit, func() { cancel(errStalled) })
 	defer stall.Stop()
 	r.scratch = "/tmp/.leasehold-" + uuid.NewString()
+	r.stdin = &unhurried{r: r.cmd.Stdin, stall: stall, limit: limit}
 	const private fs.FileMode = 0o700
 	err := r.box.MakeDir(callCtx, r.scratch, private)
 	if err == nil {
-		err = r.box.Upload(callCtx, daytona.File{Path: r.stdinFile(), Content: &unhurried{r: r.cmd.Stdin, stall: stall, limit: limit}})
+		err = r.box.Upload(callCtx, daytona.File{Path: r.stdinFile(), Content: r.stdin})
 	}
 	if err == nil {
 		return nil
@@ -116,12 +118,15 @@ type unhurried struct {
 	r     io.Reader
 	stall *time.Timer
 	limit time.Duration
+	n     int64 // read
 }
 
 func (u *unhurried) Read(p []byte) (int, error) {
 	u.stall.Stop()
 	defer u.stall.Reset(u.limit)
-	return u.r.Read(p)
+	n, err := u.r.Read(p)
+	u.n += int64(n)
+	return n, err
 }
 
 func (r *sessionRun) stdinFile() string {
@@ -286,6 +291,9 @@ func (r *sessionRun) report(result *Result) {
 	result.Complete = r.log.Complete() && r.log.Started()
 	if r.log.Damaged() {
 		result.Fidelity = FidelityDamaged
+	}
+	if r.stdin != nil && r.dispatched != DispatchedNo {
+		result.StdinSize = r.stdin.n
 	}
 	code, known := r.log.Exit()
 	switch {

@@ -21,7 +21,7 @@ import (
 )
 
 // ignoreTime leaves out of a comparison of results what differs from run to run.
-var ignoreTime = cmpopts.IgnoreFields(Result{}, "Duration", "Delivery")
+var ignoreTime = cmpopts.IgnoreFields(Result{}, "Duration", "Delivery", "StdinSize")
 
 // finished is the result of a command that ended on its own, with both streams captured.
 func finished(code int, stdout, stderr string) Result {

@@ -30,7 +30,8 @@ type Journal struct {
 // Start is a dispatch.
 type Start struct {
 	Login Login
-	Stdin []byte // the whole input of the command
+	Stdin []byte // the whole input of the command, or
+	Feed  bool   // it comes later: see [Journal.Feed]
 	Wait  Wait
 	// Drop are the ids of journals whose results were taken. They are removed in the background.
 	Drop []string
@@ -145,20 +146,24 @@ if [ ! -e "$_r" ]; then F unwritable; exit; fi
 const full = `{ true >"$_h"; F full; exit; }
 `
 
-// run starts the command, C, and waits for it. It holds neither the output nor the input of the request. When the command
-// has ended it says so over a pipe, which is what T waits at. Where read cannot wait for a limited time, a background loop
-// writes an empty line to the pipe for each tick.
+// run starts the command, C, and waits for it. Whoever waits for the command to read its input is let go.
 const run = `R() {
 trap - INT QUIT
 C
 printf 'exit %s\n' $? >>"$_r"
+if [ -p "$_r.k" ]; then echo 1<>"$_r.k"; true <>"$_r.in"; fi
 echo e
 }
 Y() {
 V
 if [ "$_v" ]; then F lost; else F run; fi
 }
-if [ "${ZSH_VERSION-}${BASH_VERSION-}" ]; then
+` + meanwhile
+
+// meanwhile runs R in the background and Y, which prints the frame, in the foreground. R holds neither the output nor the
+// input of the request, and goes on when Y has ended. Its last line ends T. Where read cannot wait for a limited time, a
+// background loop writes an empty line for each tick.
+const meanwhile = `if [ "${ZSH_VERSION-}${BASH_VERSION-}" ]; then
 T() { read -t 0.05 _l <&3; }
 eval 'exec 3< <(R </dev/null)'
 Y
@@ -169,16 +174,19 @@ N() { while sleep 0.05; do echo; done; }
 fi
 `
 
-// observe waits at a pipe into which nobody writes, which costs no process.
-const observe = `if [ $_K -gt 0 ] && [ "${ZSH_VERSION-}${BASH_VERSION-}" ]; then
+// observe waits for news.
+const observe = ticks + `V
+if [ "$_v" ]; then F lost; else F run; fi
+`
+
+// ticks makes T wait at a pipe into which nobody writes, which costs no process.
+const ticks = `if [ $_K -gt 0 ] && [ "${ZSH_VERSION-}${BASH_VERSION-}" ]; then
 [ -p "$_p/idle" ] || mkfifo "$_p/idle"
 exec 3<>"$_p/idle"
 T() { read -t 0.05 _l <&3; }
 else
 T() { sleep 0.05; false; }
 fi
-V
-if [ "$_v" ]; then F lost; else F run; fi
 `
 
 // stop collects, in _d, the command's process, its session and all descendants, and signals them until none is left. _q is
@@ -287,6 +295,10 @@ func (j Journal) Start(s Start) Script {
 		stdin = `"$_r.i"`
 		b.WriteString(" && " + emit(string(s.Stdin)) + " >" + stdin)
 	}
+	if s.Feed {
+		stdin = `"$_r.in"`
+		b.WriteString(" && mkfifo \"$_r.in\" \"$_r.k\"")
+	}
 	if s.Login.longScript() {
 		b.WriteString(" && " + emit(s.Login.Script) + " >\"$_r.s\"")
 	}
@@ -299,6 +311,9 @@ func (j Journal) Start(s Start) Script {
 		b.WriteString(" && " + emit(text) + " >\"$_r.c\"")
 	}
 	b.WriteString("; } || " + full)
+	if s.Feed {
+		b.WriteString(keeper)
+	}
 	if s.Login.Profiles == NoProfiles && len(text) <= MaxWord/4 && utf8.ValidString(text) {
 		b.WriteString("if [ -r /proc/self/stat ] && command -v setsid >/dev/null; then C() {\n(\n")
 		b.WriteString(s.Login.recording(`"$_r"`).inline())

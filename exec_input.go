@@ -1,0 +1,149 @@
+package leasehold
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/leasehold-go/leasehold/internal/script"
+)
+
+const (
+	// maxInline is the largest input that the dispatch carries.
+	maxInline = 64 << 10
+	// inputGrace is how long the dispatch waits for the end of an input that may be small.
+	inputGrace = 10 * time.Millisecond
+)
+
+// errInput is the cause of the end of a command whose input could not be read.
+var errInput = errors.New("the command's input could not be read")
+
+// input reads a command's input ahead, by one chunk, from a goroutine that nobody has to wait for: a Read of the caller's
+// may never return. It is itself a reader of the whole input.
+type input struct {
+	chunks chan []byte   // unbuffered; closed at the end
+	quit   chan struct{} // closed when nobody takes chunks any more
+	err    error         // other than io.EOF; valid once chunks is closed
+	ahead  []byte        // taken from chunks, and not yet from here
+	ended  bool          // chunks is closed, and err is known
+}
+
+func newInput(r io.Reader) *input {
+	in := &input{chunks: make(chan []byte), quit: make(chan struct{})}
+	go func() {
+		defer close(in.chunks)
+		for {
+			buf := make([]byte, script.MaxChunk)
+			n, err := r.Read(buf)
+			if n > 0 {
+				select {
+				case in.chunks <- buf[:n]:
+				case <-in.quit:
+					return
+				}
+			}
+			if err != nil {
+				if err != io.EOF {
+					in.err = err
+				}
+				return
+			}
+			select {
+			case <-in.quit:
+				return
+			default:
+			}
+		}
+	}()
+	return in
+}
+
+// peek reads ahead until the end, or more than limit, or until d is over.
+func (in *input) peek(ctx context.Context, limit int, d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	for !in.ended && len(in.ahead) <= limit {
+		select {
+		case chunk, ok := <-in.chunks:
+			in.ahead, in.ended = append(in.ahead, chunk...), !ok
+		case <-timer.C:
+			return nil
+		case <-ctx.Done():
+			return ctxError(ctx)
+		}
+	}
+	return nil
+}
+
+// next returns the next chunk, and whether it is the last.
+func (in *input) next(ctx context.Context) (chunk []byte, last bool, err error) {
+	if len(in.ahead) == 0 && !in.ended {
+		select {
+		case chunk, ok := <-in.chunks:
+			in.ahead, in.ended = chunk, !ok
+		case <-ctx.Done():
+			return nil, false, ctxError(ctx)
+		}
+	}
+	n := min(len(in.ahead), script.MaxChunk)
+	chunk, in.ahead = in.ahead[:n], in.ahead[n:]
+	return chunk, in.ended && len(in.ahead) == 0, nil
+}
+
+// Read implements [io.Reader].
+func (in *input) Read(p []byte) (int, error) {
+	if len(in.ahead) == 0 && !in.ended {
+		chunk, ok := <-in.chunks
+		in.ahead, in.ended = chunk, !ok
+	}
+	if n := copy(p, in.ahead); n > 0 {
+		in.ahead = in.ahead[n:]
+		return n, nil
+	}
+	if in.err != nil {
+		return 0, in.err
+	}
+	return 0, io.EOF
+}
+
+// feed delivers the input while the command runs. Each chunk is sent until it is known to be in the command's pipe, which
+// a command that does not read delays; sending it again does not write it again.
+func (r *journalRun) feed(ctx context.Context) {
+	for n := 0; ; n++ {
+		chunk, last, err := r.input.next(ctx)
+		if err != nil {
+			return // the command has ended, or is to
+		}
+		if last && r.input.err != nil {
+			r.abort(errInput)
+			return
+		}
+		data := chunk
+		for pause := (backoff{}); ; {
+			wait := script.Wait{Limit: waitTime}
+			frame, err := r.ask(ctx, r.journal.Feed(n, data, last, wait), wait)
+			if err == nil {
+				pause = backoff{}
+				switch frame.State {
+				case script.StateRunning:
+					data = nil // it is being written
+					continue
+				case script.StateFed:
+					r.taken.Add(int64(len(chunk)))
+				case script.StateGone, script.StateClosed:
+					last = true
+				}
+				if frame.State != script.StateFull {
+					break
+				}
+			}
+			if pause.wait(ctx, 0) != nil {
+				return
+			}
+		}
+		if last {
+			return
+		}
+	}
+}
