@@ -21,8 +21,8 @@
 //	PreviewURL, Touch          |                  | has no Touch
 //	WorkDir, HomeDir, Version  | generated client | the SDK reaches them only through its own Sandbox
 //	CreateSession,             | SDK              | right as they are
-//	DeleteSession,             |                  |
-//	StartCommand, Command      |                  |
+//	DeleteSession              |                  |
+//	StartCommand, Command      | generated client | the SDK panics on a successful answer that is empty
 //	SessionCommands, SendInput | generated client | the SDK turns the commands into untyped maps, and has no SendInput
 //	MakeDir, Move, Remove,     | SDK              | right as they are
 //	Chmod                      |                  |

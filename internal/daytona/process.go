@@ -87,11 +87,18 @@ func (t *Toolbox) DeleteSession(ctx context.Context, id string) error {
 // SessionCommands lists the commands of a session, in no order.
 func (t *Toolbox) SessionCommands(ctx context.Context, id string) ([]SessionCommand, error) {
 	var reply struct {
+		ID       string         `json:"sessionId"`
 		Commands []commandReply `json:"commands"`
 	}
 	err := t.do(ctx, OpSessionCommands, func(ctx context.Context) error {
 		_, resp, err := t.api.ProcessAPI.GetSession(ctx, id).Execute()
-		return decode(resp, err, &reply)
+		if err := decode(resp, err, &reply); err != nil {
+			return err
+		}
+		if reply.ID != id { // an empty list is proof, so it must be one
+			return errReply
+		}
+		return nil
 	}, id)
 	if err != nil {
 		return nil, err
@@ -119,12 +126,17 @@ func (t *Toolbox) StartCommand(ctx context.Context, session, command string) (st
 	var id string
 	err := t.do(ctx, OpStartCommand, func(ctx context.Context) error {
 		// What is fed to its input must not appear in its log.
-		const runAsync, suppressInputEcho = true, true
-		reply, err := t.tasks.ExecuteSessionCommand(ctx, session, command, runAsync, suppressInputEcho)
-		if err != nil {
+		request := toolbox.NewSessionExecuteRequest(command)
+		request.SetRunAsync(true)
+		request.SetSuppressInputEcho(true)
+		var reply struct {
+			ID string `json:"cmdId"`
+		}
+		_, resp, err := t.api.ProcessAPI.SessionExecuteCommand(ctx, session).Request(*request).Execute()
+		if err := decode(resp, err, &reply); err != nil {
 			return err
 		}
-		if id, _ = reply["id"].(string); id == "" {
+		if id = reply.ID; id == "" {
 			return errReply
 		}
 		return nil
@@ -140,16 +152,12 @@ func (t *Toolbox) StartCommand(ctx context.Context, session, command string) (st
 func (t *Toolbox) Command(ctx context.Context, session, id string) (SessionCommand, error) {
 	var c SessionCommand
 	err := t.do(ctx, OpCommand, func(ctx context.Context) error {
-		reply, err := t.tasks.GetSessionCommand(ctx, session, id)
-		if err != nil {
+		var reply commandReply
+		_, resp, err := t.api.ProcessAPI.GetSessionCommand(ctx, session, id).Execute()
+		if err := decode(resp, err, &reply); err != nil {
 			return err
 		}
-		c.ID, _ = reply["id"].(string)
-		c.Command, _ = reply["command"].(string)
-		if code, ok := reply["exitCode"].(int32); ok {
-			n := int(code)
-			c.ExitCode = &n
-		}
+		c = SessionCommand(reply)
 		if c.ID != id {
 			return errReply
 		}

@@ -110,6 +110,9 @@ func (c *Client) List(ctx context.Context, labels map[string]string, page int) (
 		if err := decode(resp, err, &reply); err != nil {
 			return err
 		}
+		if reply.Items == nil {
+			return errReply // no list is not an empty one
+		}
 		for i := range reply.Items {
 			s, err := reply.Items[i].sandbox()
 			if err != nil {

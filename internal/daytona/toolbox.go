@@ -65,7 +65,13 @@ func (t *Toolbox) Version(ctx context.Context) (string, error) {
 	}
 	err := t.do(ctx, OpVersion, func(ctx context.Context) error {
 		_, resp, err := t.api.InfoAPI.GetVersion(ctx).Execute()
-		return decode(resp, err, &reply)
+		if err := decode(resp, err, &reply); err != nil {
+			return err
+		}
+		if reply.Version == "" {
+			return errReply
+		}
+		return nil
 	})
 	if err != nil {
 		return "", err

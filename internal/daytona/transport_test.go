@@ -134,6 +134,51 @@ func TestAnswersThatAreNoAnswers(t *testing.T) {
 	}
 }
 
+// TestNoMethodTrustsAnAnswerToBeThere: some of the SDK's own methods panic where a successful answer is empty.
+func TestNoMethodTrustsAnAnswerToBeThere(t *testing.T) {
+	for _, body := range []string{"", "null", "<html>"} {
+		f := newFake(t, answer(200, body))
+		c, box := f.client(t, nil), f.toolbox(t)
+		for name, call := range map[string]func() error{
+			"Create":          func() error { _, err := c.Create(t.Context(), CreateRequest{Name: "x"}); return err },
+			"Get":             func() error { _, err := c.Get(t.Context(), "x"); return err },
+			"List":            func() error { _, _, err := c.List(t.Context(), nil, 1); return err },
+			"PreviewURL":      func() error { _, _, err := c.PreviewURL(t.Context(), "x", 80); return err },
+			"WorkDir":         func() error { _, err := box.WorkDir(t.Context()); return err },
+			"HomeDir":         func() error { _, err := box.HomeDir(t.Context()); return err },
+			"Version":         func() error { _, err := box.Version(t.Context()); return err },
+			"Execute":         func() error { _, err := box.Execute(t.Context(), "true", 0); return err },
+			"SessionCommands": func() error { _, err := box.SessionCommands(t.Context(), "s"); return err },
+			"StartCommand":    func() error { _, err := box.StartCommand(t.Context(), "s", "true"); return err },
+			"Command":         func() error { _, err := box.Command(t.Context(), "s", "c"); return err },
+			"Stat":            func() error { _, err := box.Stat(t.Context(), "/x"); return err },
+			"ReadFile":        func() error { _, err := box.ReadFile(t.Context(), "/x", 10); return err },
+		} {
+			var e *Error
+			if err := call(); !errors.As(err, &e) || e.Reason != ReasonDecode || e.Dispatch != DispatchYes || e.Status != 200 {
+				t.Errorf("%s answered with %q: %v, want decode, dispatched, 200", name, body, err)
+			}
+		}
+		for name, call := range map[string]func() error{ // whose status says it all
+			"Start":         func() error { return c.Start(t.Context(), "x") },
+			"Stop":          func() error { return c.Stop(t.Context(), "x") },
+			"Delete":        func() error { return c.Delete(t.Context(), "x") },
+			"CreateSession": func() error { return box.CreateSession(t.Context(), "s") },
+			"DeleteSession": func() error { return box.DeleteSession(t.Context(), "s") },
+			"MakeDir":       func() error { return box.MakeDir(t.Context(), "/x", 0o755) },
+			"Move":          func() error { return box.Move(t.Context(), "/x", "/y") },
+			"Remove":        func() error { return box.Remove(t.Context(), "/x", true) },
+			"Chmod":         func() error { return box.Chmod(t.Context(), "/x", 0o644) },
+			"CreatePTY":     func() error { return box.CreatePTY(t.Context(), PTYRequest{ID: "p"}) },
+			"DeletePTY":     func() error { return box.DeletePTY(t.Context(), "p") },
+		} {
+			if err := call(); err != nil {
+				t.Errorf("%s answered with %q: %v, want nil", name, body, err)
+			}
+		}
+	}
+}
+
 func TestHugeAnswersAreRefused(t *testing.T) {
 	f := newFake(t, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
