@@ -405,6 +405,15 @@ func TestHealthyCommandsTakeFewRequests(t *testing.T) {
 	}
 }
 
+// age makes the lease's idle sessions old enough to be looked at.
+func age(l *Lease) {
+	l.sessions.mu.Lock()
+	defer l.sessions.mu.Unlock()
+	for _, s := range l.sessions.idle {
+		s.put = s.put.Add(-2 * freshTime)
+	}
+}
+
 func TestADeadSessionIsReplaced(t *testing.T) {
 	r, l := execRig(t, TransportSession)
 	mustRun(t, l, Command{Args: []string{"true"}}, finished(0, "", ""))
@@ -413,6 +422,7 @@ func TestADeadSessionIsReplaced(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	age(l)
 	c := newCounter(t)
 	mustRun(t, l, Command{Script: c.script()}, finished(3, "ran\n", ""))
 	c.want(t, 1)

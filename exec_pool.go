@@ -17,6 +17,10 @@ const (
 	maxIdleSessions = 8
 	// deleteTime bounds the deletion of a session. The daemon takes 5 s over a process that ignores SIGTERM.
 	deleteTime = 8 * time.Second
+	// maxHeldSessions is how many sessions are kept whose output something in the background holds open.
+	maxHeldSessions = 32
+	// freshTime is how long a session that was given back counts as alive without a look.
+	freshTime = time.Second
 )
 
 // sessionPool holds the toolbox sessions of one lease. A session runs one command after another, so each command that
@@ -34,8 +38,9 @@ type sessionPool struct {
 // session is a toolbox session. It belongs to one command, or to the pool.
 type session struct {
 	id    string
-	fence uint64 // of the last dispatch
-	last  string // the last command, unless the daemon has recorded its exit; until then the next one would have to wait
+	fence uint64    // of the last dispatch
+	last  string    // the last command, unless the daemon has recorded its exit; until then the next one would have to wait
+	put   time.Time // when it was given back
 }
 
 func (s *session) nextFence() uint64 {
@@ -63,10 +68,10 @@ func (p *sessionPool) take(ctx context.Context, l *Lease, box *daytona.Toolbox) 
 		case ready == sessionGone:
 			p.forget(s.id)
 		case wasHeld:
-			p.hold(s)
+			p.hold(l, box, s)
 			return p.create(ctx, l, box)
 		default:
-			p.hold(s)
+			p.hold(l, box, s)
 		}
 	}
 }
@@ -96,6 +101,15 @@ const (
 // ready looks whether the session's shell waits for a command. The daemon records an exit a moment after the wrapper
 // reported it, so it is asked again before the session is given up as held. So is one of which nothing can be learnt.
 func (s *session) ready(ctx context.Context, l *Lease, box *daytona.Toolbox) (sessionState, error) {
+	if s.last == "" && time.Since(s.put) > freshTime {
+		// It may have died meanwhile. What cannot be learnt now the dispatch will tell.
+		callCtx, cancel := context.WithTimeout(ctx, l.p.cfg.CallTimeout)
+		_, err := box.SessionCommands(callCtx, s.id)
+		cancel()
+		if sessionLost(err) {
+			return sessionGone, nil
+		}
+	}
 	for _, pause := range []time.Duration{0, 2 * time.Millisecond, 5 * time.Millisecond} {
 		if s.last == "" {
 			return sessionFree, nil
@@ -168,14 +182,23 @@ func (p *sessionPool) put(s *session) bool {
 	if !p.closed && len(p.idle) >= maxIdleSessions {
 		return false
 	}
+	s.put = time.Now()
 	p.idle = append(p.idle, s)
 	return true
 }
 
-func (p *sessionPool) hold(s *session) {
+// hold keeps a session that something in the background holds. Beyond the limit the oldest one ends, and what holds it.
+func (p *sessionPool) hold(l *Lease, box *daytona.Toolbox, s *session) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.held = append(p.held, s)
+	var oldest *session
+	if len(p.held) > maxHeldSessions {
+		oldest, p.held = p.held[0], p.held[1:]
+	}
+	p.mu.Unlock()
+	if oldest != nil {
+		p.discard(l, box, oldest.id)
+	}
 }
 
 // forget drops the id of a session that does not exist any more.

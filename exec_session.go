@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net/http"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -34,8 +35,11 @@ type sessionRun struct {
 	mark    script.Mark
 	scratch string     // directory of the uploaded stdin, "" without
 	stdin   *unhurried // which it came from
-	session *session
-	command string // the daemon's id of the dispatch that is observed
+	session *session   // see use
+	command string     // the daemon's id of the dispatch that is observed
+
+	mu      sync.Mutex
+	deleted string // id of the session that the stop deleted
 
 	log       *stream.Log
 	recorded  *int // the exit code that the daemon recorded, if that was seen
@@ -76,11 +80,19 @@ func (r *sessionRun) prepare(ctx context.Context) error {
 	if err := r.upload(ctx); err != nil {
 		return err
 	}
-	var err error
-	if r.session, err = r.l.sessions.take(ctx, r.l, r.box); err != nil {
+	session, err := r.l.sessions.take(ctx, r.l, r.box)
+	if err != nil {
 		r.sweep()
 	}
+	r.use(session)
 	return err
+}
+
+// use chooses the session. The stop may read it at the same time; whoever else does follows the choice.
+func (r *sessionRun) use(s *session) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.session = s
 }
 
 // upload brings stdin into a private file. The reader may take its time; the provider may not.
@@ -162,19 +174,100 @@ func (r *sessionRun) dispatch(life context.Context) error {
 	if r.ref != nil {
 		return r.attach(life)
 	}
-	text := script.Session{ID: r.id, Fence: r.session.nextFence(), Login: r.login, Mark: r.mark, Stdin: r.stdinFile(), Scratch: r.scratch}.Text()
-	callCtx, cancel := context.WithTimeout(life, r.l.p.cfg.CallTimeout)
-	defer cancel()
-	command, err := r.box.StartCommand(callCtx, r.session.id, text)
+	err := r.submit(life)
+	if shellGone(err) {
+		// Such a session starts nothing any more: if the command did not run, another session may run it, once.
+		if err := r.mourn(life, err); err != nil {
+			return err
+		}
+		r.l.sessions.discard(r.l, r.box, r.session.id)
+		session, failure := r.l.sessions.create(life, r.l, r.box)
+		if failure != nil {
+			return failure
+		}
+		r.use(session)
+		err = r.submit(life)
+	}
 	if err == nil {
-		r.command, r.dispatched = command, DispatchedYes
+		r.dispatched = DispatchedYes
 		return nil
 	}
-	if e := failed(r.op, err); e.Dispatched == DispatchedNo || e.Kind == KindAuth || e.Kind == KindRateLimited || e.Kind == KindNotRunning || e.Kind == KindInvalid {
-		return r.l.observe(r.op, err) // the proxy said so before it passed anything on
+	if e := failed(r.op, err); e.Dispatched == DispatchedNo || e.Kind == KindNotRunning || e.Kind == KindInvalid {
+		return r.l.observe(r.op, err) // nothing was sent, or there was nowhere to pass it on to
 	}
 	r.dispatched = DispatchedUnknown
 	return r.resolve(life, err)
+}
+
+// submit sends the command to the session.
+func (r *sessionRun) submit(life context.Context) error {
+	text := script.Session{ID: r.id, Fence: r.session.nextFence(), Login: r.login, Mark: r.mark, Stdin: r.stdinFile(), Scratch: r.scratch}.Text()
+	ctx, cancel := context.WithTimeout(life, r.l.p.cfg.CallTimeout)
+	defer cancel()
+	command, err := r.box.StartCommand(ctx, r.session.id, text)
+	if err == nil {
+		r.command = command
+	}
+	return err
+}
+
+// shellGone reports the daemon's word that the session's shell is dead.
+func shellGone(err error) bool {
+	var remote *daytona.Error
+	return errors.As(err, &remote) && remote.ShellGone()
+}
+
+// mourn is called when the session's shell was found dead, and returns nil if the command was not started. The daemon
+// lists every delivery, also one that it could not pass on. If there is only one, it is the one that failed; a pipe that
+// breaks has not carried the whole of it, and no shell runs a part. If there are more, an earlier one may have run and
+// killed the shell.
+func (r *sessionRun) mourn(life context.Context, lost error) error {
+	r.dispatched = DispatchedUnknown
+	unknown := &Error{Op: r.op, Kind: KindUncertain, HTTPStatus: failed(r.op, lost).HTTPStatus, Message: "the session's shell died at the command's dispatch: whether it was started is not known"}
+	twins, err := r.allTwins(life)
+	if err != nil {
+		return unknown
+	}
+	for _, id := range twins {
+		r.command, r.log = id, r.newLog()
+		err := r.readOnce(life)
+		switch {
+		case isOwn(err):
+			r.dispatched = DispatchedYes
+			return err
+		case r.log.Accepted():
+			r.dispatched = DispatchedYes
+			if r.log.Complete() {
+				return nil
+			}
+			return r.dead()
+		case err != nil:
+			return unknown
+		}
+	}
+	r.command, r.log = "", r.newLog()
+	if len(twins) > 1 {
+		return unknown // what a dying shell has printed may still be on its way into the log
+	}
+	r.dispatched = DispatchedNo
+	return nil
+}
+
+// dead is the end of a command whose shell is dead: nobody is left to record its exit.
+func (r *sessionRun) dead() error {
+	return &Error{Op: r.op, Kind: KindUncertain, Message: "the session's shell died under the command: how it ended is not known"}
+}
+
+// readOnce reads the log, and tries that for a while.
+func (r *sessionRun) readOnce(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, resolveTime)
+	defer cancel()
+	for pause := (backoff{}); ; {
+		err := r.snapshot(ctx, resolveCall)
+		if err == nil || isOwn(err) || sessionLost(err) || pause.wait(ctx, 0) != nil {
+			return err
+		}
+	}
 }
 
 // attach looks whether the session knows the command.
@@ -252,7 +345,11 @@ func sessionLost(err error) bool {
 func (r *sessionRun) stop(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, deleteTime)
 	defer cancel()
-	return r.l.sessions.delete(ctx, r.box, r.session.id)
+	r.mu.Lock()
+	id := r.session.id
+	r.deleted = id
+	r.mu.Unlock()
+	return r.l.sessions.delete(ctx, r.box, id)
 }
 
 // settle gives the session back, and removes what the command did not.
@@ -262,7 +359,7 @@ func (r *sessionRun) settle() error {
 		return nil
 	}
 	clean := r.log.Complete() || r.dispatched == DispatchedNo
-	if !r.stopped && (!clean || !r.release()) || r.stopped && !r.stopConfirmed {
+	if !r.stopped && (!clean || !r.release()) || r.stopped && (!r.stopConfirmed || r.deleted != r.session.id) {
 		r.l.sessions.discard(r.l, r.box, r.session.id)
 	}
 	r.sweep()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"path"
 	"regexp"
 	"strings"
 	"sync"
@@ -27,14 +28,15 @@ type scripted struct {
 
 	mu     sync.Mutex
 	mark   string
+	text   string // of the last dispatch
 	log    []byte
 	exit   *int
 	events []string // "<virtual time> <request>"
 
 	// Replacements; nil means the faithful answer.
-	onStatus, onLogs, onDelete, onUpload func(w http.ResponseWriter, r *http.Request, s *scripted)
-	onFollow                             func(ctx context.Context, c *websocket.Conn, s *scripted)
-	onConnect                            func(r *http.Request)
+	onStatus, onLogs, onDelete, onUpload, onDispatch, onList, onExecute func(w http.ResponseWriter, r *http.Request, s *scripted)
+	onFollow                                                            func(ctx context.Context, c *websocket.Conn, s *scripted)
+	onConnect                                                           func(r *http.Request)
 }
 
 // newScripted returns a lease on it. Both end with the test, which must be in a bubble.
@@ -62,21 +64,25 @@ func newScripted(t *testing.T, s *scripted) *Lease {
 var markPattern = regexp.MustCompile(`printf '%s\\n' '(~lh\w+)''(\w+)a'`)
 
 func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	path := strings.TrimPrefix(r.URL.Path, "/toolbox/box/process/session")
+	at := strings.TrimPrefix(r.URL.Path, "/toolbox/box/process/session")
 	what := r.Method
 	switch {
-	case strings.HasSuffix(path, "/logs") && r.URL.Query().Has("follow"):
+	case strings.HasSuffix(at, "/logs") && r.URL.Query().Has("follow"):
 		what = "follow"
-	case strings.HasSuffix(path, "/logs"):
+	case strings.HasSuffix(at, "/logs"):
 		what = "snapshot"
-	case strings.Contains(path, "/command/"):
+	case strings.Contains(at, "/command/"):
 		what = "status"
-	case strings.HasSuffix(path, "/exec"):
+	case strings.HasSuffix(at, "/exec"):
 		what = "dispatch"
 	case strings.HasPrefix(r.URL.Path, "/api/"):
 		what = "sandbox"
-	case strings.HasSuffix(path, "/bulk-upload"):
+	case strings.HasSuffix(at, "/bulk-upload"):
 		what = "upload"
+	case strings.HasSuffix(at, "/process/execute"):
+		what = "execute"
+	case r.Method == http.MethodGet && strings.HasPrefix(at, "/leasehold-"):
+		what = "list"
 	}
 	s.mu.Lock()
 	s.events = append(s.events, fmt.Sprint(time.Since(s.began), " ", what))
@@ -94,11 +100,25 @@ func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			panic("no mark in " + request.Command)
 		}
 		s.mu.Lock()
-		s.mark = found[1] + found[2]
+		s.mark, s.text = found[1]+found[2], request.Command
 		s.mu.Unlock()
-		w.Header().Set("Content-Type", "application/json")
-		w.WriteHeader(http.StatusAccepted)
-		_, _ = w.Write([]byte(`{"cmdId":"cmd"}`))
+		if s.onDispatch != nil {
+			s.onDispatch(w, r, s)
+			return
+		}
+		s.took(w)
+	case "list":
+		if s.onList == nil {
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		s.onList(w, r, s)
+	case "execute":
+		if s.onExecute == nil {
+			w.WriteHeader(http.StatusBadGateway)
+			return
+		}
+		s.onExecute(w, r, s)
 	case "status":
 		if s.onStatus != nil {
 			s.onStatus(w, r, s)
@@ -137,6 +157,32 @@ func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		w.WriteHeader(http.StatusCreated)
 	}
+}
+
+// took is the daemon's answer to a dispatch.
+func (s *scripted) took(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusAccepted)
+	_, _ = w.Write([]byte(`{"cmdId":"cmd"}`))
+}
+
+// list answers with the session's list, in which the dispatch has these ids.
+func (s *scripted) list(w http.ResponseWriter, r *http.Request, ids ...string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	commands := []map[string]any{}
+	for _, id := range ids {
+		commands = append(commands, map[string]any{"id": id, "command": s.text})
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]any{"sessionId": path.Base(r.URL.Path), "commands": commands})
+}
+
+// brokenPipe answers a dispatch as the daemon does when the session's shell is dead.
+func brokenPipe(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusInternalServerError)
+	_, _ = w.Write([]byte(`{"statusCode":500,"message":"failed to execute command: write |1: broken pipe","timestamp":"0001-01-01T00:00:00Z","path":""}`))
 }
 
 func (s *scripted) status(w http.ResponseWriter) {

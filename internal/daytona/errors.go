@@ -113,6 +113,9 @@ var (
 	wordNotYet = []wording{{[]int{500}, "failed to convert exit code"}}
 	// Daemon v0.190: exec in an unknown session is a 500, "failed to execute command: not found: session not found".
 	wordSessionMissing = []wording{{[]int{500, 404}, "session not found"}}
+	// Daemon v0.190: exec in a session whose shell has died, "failed to execute command: write |1: broken pipe". The
+	// command is in the session's list all the same.
+	wordShellGone = []wording{{[]int{500}, "broken pipe"}}
 	// Linux, through the daemon's file calls: ENOSPC, EDQUOT, EFBIG.
 	wordNoSpace = []wording{
 		{[]int{400, 500, 507}, "no space left on device"}, {[]int{400, 500, 507}, "disk quota exceeded"}, {[]int{400, 500, 507}, "file too large"},
@@ -202,6 +205,12 @@ func (e *Error) NotYet() bool { return e.says(wordNotYet) }
 // SessionMissing reports that the daemon does not know the session.
 func (e *Error) SessionMissing() bool {
 	return !isPTY(e.Op) && e.Structured && e.says(wordSessionMissing)
+}
+
+// ShellGone reports that the session's shell has died. What this request submitted did not reach it, and nothing will any
+// more; an earlier delivery of the same request may have.
+func (e *Error) ShellGone() bool {
+	return e.Op == OpStartCommand && e.Structured && e.says(wordShellGone)
 }
 
 // TimedOut reports that [Toolbox.Execute] reached its timeout: the daemon killed the command, its output is lost.

@@ -31,7 +31,7 @@ func class(e *Error) []string {
 		{"NotFound", e.NotFound()}, {"Unauthorized", e.Unauthorized()}, {"Forbidden", e.Forbidden()}, {"RateLimited", e.RateLimited()},
 		{"Pending", e.Pending()}, {"NameTaken", e.NameTaken()}, {"Quota", e.Quota()}, {"NoRunner", e.NoRunner()},
 		{"StartFailed", e.StartFailed()}, {"Errored", e.Errored()}, {"NotStoppable", e.NotStoppable()}, {"NotStarted", e.NotStarted()},
-		{"ContainerGone", e.ContainerGone()}, {"NotYet", e.NotYet()}, {"SessionMissing", e.SessionMissing()},
+		{"ContainerGone", e.ContainerGone()}, {"NotYet", e.NotYet()}, {"SessionMissing", e.SessionMissing()}, {"ShellGone", e.ShellGone()},
 		{"TimedOut", e.TimedOut()}, {"NoSpace", e.NoSpace()},
 	} {
 		if c.is {
@@ -77,6 +77,9 @@ func TestRepliesAreClassified(t *testing.T) {
 		{"a lost container", OpStat, 404, daemonError(404, "NOT_FOUND", "sandbox container not found"), true, []string{"ContainerGone"}},
 		{"an unknown session", OpSessionCommands, 404, daemonNotFound, true, []string{"NotFound", "SessionMissing"}},
 		{"exec in an unknown session", OpStartCommand, 500, `{"statusCode":500,"message":"failed to execute command: not found: session not found","timestamp":"0001-01-01T00:00:00Z","path":""}`, true, []string{"SessionMissing"}},
+		{"exec in a session whose shell has died", OpStartCommand, 500, `{"statusCode":500,"message":"failed to execute command: write |1: broken pipe","timestamp":"0001-01-01T00:00:00Z","path":""}`, true, []string{"ShellGone"}},
+		{"a broken pipe in a proxy's page", OpStartCommand, 500, "broken pipe", false, nil},
+		{"a broken pipe of another call", OpCommand, 500, `{"statusCode":500,"message":"write |1: broken pipe","timestamp":"0001-01-01T00:00:00Z","path":""}`, true, nil},
 		{"a status read while the exit code is written", OpCommand, 500, `{"statusCode":500,"message":"failed to convert exit code to int: strconv.Atoi: parsing \"\": invalid syntax","timestamp":"0001-01-01T00:00:00Z","path":""}`, true, []string{"NotYet"}},
 		{"another 500", OpCommand, 500, `{"statusCode":500,"message":"boom","timestamp":"0001-01-01T00:00:00Z","path":""}`, true, nil},
 		{"a timeout of Execute", OpExecute, 408, daemonError(408, "REQUEST_TIMEOUT", "request timeout: command execution timeout"), true, []string{"TimedOut"}},
