@@ -30,7 +30,7 @@ const DefaultCaptureLimit = 1 << 20
 
 // Command is one command to run. Exactly one of Args and Script must be set; the zero value of every other field is useful.
 //
-// The command runs in a process of its own, as the leader of a session and process group where the sandbox has setsid.
+// The command runs in a process of its own, as the leader of a process group.
 // Its environment is the daemon's, then what the profiles export, then defaults that keep git from asking questions on a
 // terminal that is not there (GIT_TERMINAL_PROMPT=0 and the like), then Env.
 type Command struct {
@@ -257,7 +257,7 @@ type output struct {
 	limit     int64
 	size      int64
 	truncated bool
-	failed    bool // w returned an error
+	failed    bool // w returned an error, or did not return
 }
 
 func newOutput(w io.Writer, limit int64) *output {
@@ -284,10 +284,12 @@ func (o *output) write(p []byte) error {
 		o.truncated = o.truncated || keep < int64(len(p))
 		return nil
 	}
+	before := o.failed
+	o.failed = true // should it not return
 	n, err := o.w.Write(p)
 	if err == nil && n < len(p) {
 		err = io.ErrShortWrite
 	}
-	o.failed = o.failed || err != nil
+	o.failed = before || err != nil
 	return err
 }

@@ -94,6 +94,7 @@ func (r *journalRun) dispatch(life context.Context) error {
 		limit = script.Tick // a short command's result comes along nevertheless
 	}
 	start.Wait = r.wait(limit)
+	start.Wait.Inline = script.Inline
 	start.Drop, start.Sweep = r.l.journals.chores()
 	frame, err := r.ask(life, r.journal.Start(start), start.Wait)
 	if err != nil {
@@ -176,7 +177,7 @@ func (r *journalRun) resolve(life context.Context, lost error) error {
 func (r *journalRun) wait(limit time.Duration) script.Wait {
 	return script.Wait{
 		Limit: limit, Output: r.cmd.Stdout != nil || r.cmd.Stderr != nil,
-		Stdout: r.stdoutAt.Load(), Stderr: r.stderrAt.Load(), Lost: r.lostWaits,
+		Stdout: r.stdoutAt.Load(), Stderr: r.stderrAt.Load(), Inline: script.InlineMore, Lost: r.lostWaits,
 	}
 }
 
@@ -188,7 +189,7 @@ func (r *journalRun) ask(ctx context.Context, s script.Script, wait script.Wait)
 	if err != nil {
 		return script.Frame{}, err
 	}
-	frame, err := script.ReadFrame(r.journal.Mark, reply.Output)
+	frame, err := script.ReadFrame(r.journal.Mark, reply.Output, wait.Inline)
 	if err != nil {
 		return frame, &daytona.Error{Op: daytona.OpExecute, Reason: daytona.ReasonDecode, Status: 200, Dispatch: daytona.DispatchYes}
 	}
@@ -327,6 +328,7 @@ func (r *journalRun) stop(ctx context.Context) bool {
 	defer cancel()
 	for pause := (backoff{}); ; {
 		wait := r.wait(0)
+		wait.Inline = script.Inline // there is no other chance
 		frame, err := r.ask(ctx, r.journal.Stop(wait), wait)
 		if err == nil {
 			r.stopFrame, r.stopFrom = &frame, [2]int64{wait.Stdout, wait.Stderr}

@@ -48,8 +48,8 @@ type Piece struct {
 var ErrFrame = errors.New("the reply is not a journal's")
 
 // ReadFrame reads the frame with this mark from the output of a script, as it came through JSON, which replaces what is
-// not UTF-8 by U+FFFD. Of such a stream only what comes before that is taken.
-func ReadFrame(mark, output string) (Frame, error) {
+// not UTF-8 by U+FFFD. Of such a stream only what comes before that is taken. Inline is that of the script's Wait.
+func ReadFrame(mark, output string, inline int) (Frame, error) {
 	var f Frame
 	_, rest, ok := strings.Cut(output, "\n"+mark+" ")
 	head, rest, found := strings.Cut(rest, "\n")
@@ -71,10 +71,10 @@ func ReadFrame(mark, output string) (Frame, error) {
 		}
 		f.record(line)
 	}
-	if f.Stdout, rest, ok = cutPiece(rest, "\n"+mark+" e "); !ok {
+	if f.Stdout, rest, ok = cutPiece(rest, "\n"+mark+" e ", inline); !ok {
 		return f, ErrFrame
 	}
-	if f.Stderr, _, ok = cutPiece(rest, "\n"+mark+" . "); !ok {
+	if f.Stderr, _, ok = cutPiece(rest, "\n"+mark+" . ", inline); !ok {
 		return f, ErrFrame
 	}
 	return f, nil
@@ -100,13 +100,13 @@ func (f *Frame) record(line string) {
 }
 
 // cutPiece takes the piece before the mark, and the status of its reading after it.
-func cutPiece(s, mark string) (p Piece, rest string, ok bool) {
+func cutPiece(s, mark string, inline int) (p Piece, rest string, ok bool) {
 	content, rest, ok := strings.Cut(s, mark)
 	status, rest, found := strings.Cut(rest, "\n")
 	if !ok || !found {
 		return p, "", false
 	}
-	p.Bytes, p.Whole = content, status == "0" && len(content) < Inline
+	p.Bytes, p.Whole = content, status == "0" && len(content) < inline
 	if i := strings.IndexRune(content, utf8.RuneError); i >= 0 {
 		p.Bytes, p.Whole = content[:i], false
 	}

@@ -45,6 +45,7 @@ type Wait struct {
 	// Output makes bytes beyond the offsets end the wait, too.
 	Output         bool
 	Stdout, Stderr int64 // offsets
+	Inline         int   // how much of each stream the frame carries
 	// Lost is the number of earlier scripts of this command whose replies were lost, and which may still be waiting.
 	Lost int
 }
@@ -52,8 +53,12 @@ type Wait struct {
 // Tick is how often a waiting script looks.
 const Tick = 50 * time.Millisecond
 
-// Inline is how much of each stream a frame carries.
-const Inline = 64 << 10
+// Inline is how much of each stream a frame carries at first, and InlineMore how much while more is awaited: output that
+// is not text takes up to six times the room in a reply, and is read again.
+const (
+	Inline     = 64 << 10
+	InlineMore = 4 << 10
+)
 
 // KeepTombstones and KeepJournals are how long what nobody removed stays: records of commands whose results were taken,
 // and journals of hosts that died. Journals of commands that still run stay.
@@ -80,7 +85,7 @@ const prelude = `exec 2>/dev/null
 if [ "${ZSH_VERSION-}" ]; then emulate sh; fi
 case ${TMPDIR-} in /*) _p=${TMPDIR%%/};; *) _p=/tmp;; esac
 _u=${UID:-$(id -u)}
-_p=$_p/.leasehold-$_u _i=%[1]s _w= _n= _g= _z= _x=
+_p=$_p/.leasehold-$_u _i=%s _w= _n= _g= _z= _x=
 _r=$_p/$_i _o=$_p/$_i.o _e=$_p/$_i.e _h=/dev/shm/.leasehold-$_u-$_i
 F() {
 printf '\n%%s %%s %%s\n' "$_m" "$1" "$_p"
@@ -89,7 +94,7 @@ printf '%%s o\n' "$_m"; D "$_o" $_O; printf '\n%%s e %%s\n' "$_m" $?; D "$_e" $_
 }
 D() {
 [ -s "$1" ] || return 0
-{ if [ $2 -gt 0 ]; then dd bs=1 skip=$2 count=0; fi; dd bs=%[2]d count=1; } <"$1"
+{ if [ $2 -gt 0 ]; then dd bs=1 skip=$2 count=0; fi; dd bs=$_I count=1; } <"$1"
 }
 X() {
 while read -r _a _b _c; do case $_a in pid) _g=$_b _z=$_c;; exit) _x=$_b;; esac; done <"$_r"
@@ -106,7 +111,7 @@ set -- $_l
 `
 
 // waiting is the rest of it, for scripts that wait.
-const waiting = `_t=$_r.t%[1]d _O=%[2]d _E=%[3]d _Q=%[4]d _B=%[5]d _K=%[6]d _v= _d=
+const waiting = `_I=%[7]d _t=$_r.t%[1]d _O=%[2]d _E=%[3]d _Q=%[4]d _B=%[5]d _K=%[6]d _v= _d=
 G() {
 if [ $_O = 0 ] && [ $_E = 0 ]; then [ -s "$_o" ] || [ -s "$_e" ]; return; fi
 if [ "$_d" ] && [ "$_t" -nt "$_o" ] && [ "$_t" -nt "$_e" ]; then return 1; fi
@@ -146,9 +151,11 @@ if [ ! -e "$_r" ]; then F unwritable; exit; fi
 const full = `{ true >"$_h"; F full; exit; }
 `
 
-// run starts the command, C, and waits for it. Whoever waits for the command to read its input is let go.
+// run starts the command, C, and waits for it. Bash makes it the leader of a process group; for other shells setsid does,
+// at the cost of a process image with all its locales. Whoever waits for the command to read its input is let go.
 const run = `R() {
 trap - INT QUIT
+if [ "${BASH_VERSION-}" ]; then set -m; fi
 C
 printf 'exit %s\n' $? >>"$_r"
 if [ -p "$_r.k" ]; then echo 1<>"$_r.k"; true <>"$_r.in"; fi
@@ -189,28 +196,31 @@ T() { sleep 0.05; false; }
 fi
 `
 
-// stop collects, in _d, the command's process, its session and all descendants, and signals them until none is left. _q is
-// what the process table says of those that run: pid:parent:session.
+// stop collects, in _d, the command's process, its group, its session and all descendants, and signals them until none is
+// left. _q is what the process table says of those that run: pid:parent:group:session. _f are those to be ended, and _c
+// those of them outside the group.
 const stop = `P() {
 _q=
 for _f in /proc/[0-9]*/stat; do
 read -r _a <"$_f" || continue
 _b=${_a%%%% *} _a=${_a##*) }
 set -- $_a
-[ "$1" = Z ] || _q="$_q $_b:$2:$4"
+[ "$1" = Z ] || _q="$_q $_b:$2:$3:$4"
 done
 _n=
 while [ "$_d" != "$_n" ]; do
 _n=$_d
 for _a in $_q; do
 _b=${_a%%%%:*} _a=${_a#*:}
-case $_d in *" $_b "*) continue;; esac
-case $_d in *" ${_a%%:*} "*) _d="$_d$_b ";; *) [ ${_a#*:} = $_g ] && _d="$_d$_b ";; esac
+_c=${_a%%%%:*} _a=${_a#*:}
+case $_d in *" $_b "*) continue;; *" $_c "*) _d="$_d$_b "; continue;; esac
+case $_a in $_g:*|*:$_g) _d="$_d$_b ";; esac
 done
 done
-_f=
+_f= _c=
 for _a in $_q; do
-case $_d in *" ${_a%%%%:*} "*) _f="$_f ${_a%%%%:*}";; esac
+_b=${_a%%%%:*} _a=${_a#*:*:}
+case $_d in *" $_b "*) _f="$_f $_b"; [ ${_a%%:*} = $_g ] || _c="$_c $_b";; esac
 done
 if [ ! -e /proc/self/stat ] && kill -0 -$_g; then _f=-$_g; fi
 [ "$_f" ]
@@ -223,9 +233,8 @@ if [ "$_x" ]; then F stopped; exit; fi
 if [ ! "$_g" ]; then F run; exit; fi
 _d=" $_g "
 _k=0
-if A; then kill -TERM -$_g; fi
 while P; do
-if [ $_k = 0 ]; then kill -TERM $_f; fi
+if [ $_k = 0 ]; then kill -TERM -$_g; if [ "$_c" ]; then kill -TERM $_c; fi; fi
 if [ $_k -ge %[1]d ]; then kill -KILL -$_g; kill -KILL $_f; fi
 if [ $_k -ge %[2]d ]; then F alive; exit; fi
 _k=$((_k+1))
@@ -248,7 +257,7 @@ if [ ! "$_x" ] && [ "$_g" ] && A && kill -%[1]s -$_g; then F sent; else F run; f
 `
 
 func (j Journal) prelude() string {
-	return fmt.Sprintf(prelude, j.ID, Inline)
+	return fmt.Sprintf(prelude, j.ID)
 }
 
 func (w Wait) prelude(patience int) string {
@@ -256,7 +265,7 @@ func (w Wait) prelude(patience int) string {
 	if w.Output {
 		output = 1
 	}
-	return fmt.Sprintf(waiting, w.Lost, w.Stdout, w.Stderr, output, patience, w.Limit/Tick)
+	return fmt.Sprintf(waiting, w.Lost, w.Stdout, w.Stderr, output, patience, w.Limit/Tick, w.Inline)
 }
 
 // leftovers empties journals whose results were taken; sweep removes those of other hosts.
@@ -310,12 +319,12 @@ func (j Journal) Start(s Start) Script {
 		argument = `"$_r.c"`
 		b.WriteString(" && " + emit(text) + " >\"$_r.c\"")
 	}
-	b.WriteString("; } || " + full)
+	b.WriteString("; } || " + full + "_y=setsid\nif [ \"${BASH_VERSION-}\" ]; then _y=; fi\n")
 	if s.Feed {
 		b.WriteString(keeper)
 	}
 	if s.Login.Profiles == NoProfiles && len(text) <= MaxWord/4 && utf8.ValidString(text) {
-		b.WriteString("if [ -r /proc/self/stat ] && command -v setsid >/dev/null; then C() {\n(\n")
+		b.WriteString("if [ -r /proc/self/stat ] && { [ ! \"$_y\" ] || command -v setsid >/dev/null; }; then C() {\n(\n")
 		b.WriteString(s.Login.recording(`"$_r"`).inline())
 		b.WriteString(") " + streams + "\n}\nelse\n")
 	} else {
@@ -325,7 +334,7 @@ func (j Journal) Start(s Start) Script {
 	if len(text) <= MaxWord {
 		b.WriteString("_c=" + quoteText(text) + "\n")
 	}
-	fmt.Fprintf(&b, "C() {\n(\nif command -v setsid >/dev/null; then exec setsid \"$_s\" %[1]s \"$_r\"; fi\nexec \"$_s\" -c %[2]s \"$_s\" %[1]s \"$_r\"\n) %[3]s\n}\nfi\n", argument, Quote(ownJob), streams)
+	fmt.Fprintf(&b, "C() {\n(\nif [ ! \"$_y\" ] || command -v setsid >/dev/null; then exec $_y \"$_s\" %[1]s \"$_r\"; fi\nexec \"$_s\" -c %[2]s \"$_s\" %[1]s \"$_r\"\n) %[3]s\n}\nfi\n", argument, Quote(ownJob), streams)
 	b.WriteString(run)
 	b.WriteString("else\n" + observe + "fi\n")
 	return j.script(b.String())
@@ -350,12 +359,12 @@ func (j Journal) Settle(w Wait) Script {
 // The frame begins at the offsets of w.
 func (j Journal) Stop(w Wait) Script {
 	kill, give := int(stopGrace/Tick), int((stopGrace+stopLimit)/Tick)
-	return j.script(j.prelude() + fmt.Sprintf("_O=%d _E=%d\n", w.Stdout, w.Stderr) + claim + "if [ \"$_w\" ]; then F none$_n; exit; fi\n" + fmt.Sprintf(stop, kill, give))
+	return j.script(j.prelude() + fmt.Sprintf("_I=%d _O=%d _E=%d\n", w.Inline, w.Stdout, w.Stderr) + claim + "if [ \"$_w\" ]; then F none$_n; exit; fi\n" + fmt.Sprintf(stop, kill, give))
 }
 
 // Signal returns a script that sends a signal, such as "INT", to the command's process group.
 func (j Journal) Signal(name string) Script {
-	return j.script(j.prelude() + "_O=0 _E=0\n" + fmt.Sprintf(signal, name))
+	return j.script(j.prelude() + "_I=1 _O=0 _E=0\n" + fmt.Sprintf(signal, name))
 }
 
 // Drop returns a script that removes journals whose results were taken.

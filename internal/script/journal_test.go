@@ -40,7 +40,7 @@ func (j journals) run(t testing.TB, text script.Script) script.Frame {
 	if err := json.Unmarshal(data, &output); err != nil {
 		t.Fatal(err)
 	}
-	frame, err := script.ReadFrame(journalMark, output)
+	frame, err := script.ReadFrame(journalMark, output, script.Inline)
 	if err != nil {
 		t.Fatalf("%v: %v, printed %q", j.argv, err, output)
 	}
@@ -58,7 +58,7 @@ func carried(cmd *exec.Cmd, s script.Script) *exec.Cmd {
 
 func journal(id string) script.Journal { return script.Journal{ID: id, Mark: journalMark} }
 
-var patient = script.Wait{Limit: 20 * time.Second}
+var patient = script.Wait{Limit: 20 * time.Second, Inline: script.Inline}
 
 func start(command string) script.Start {
 	return script.Start{Login: script.Login{Profiles: script.NoProfiles, Script: command}, Wait: patient}
@@ -174,7 +174,7 @@ func TestAJournalsCommandStartsOnce(t *testing.T) {
 
 func TestAJournalThatWasSettledStartsNothing(t *testing.T) {
 	eachJournal(t, func(t *testing.T, j journals) {
-		for name, settle := range map[string]script.Script{"settle": journal("settle").Settle(patient), "stop": journal("stop").Stop(script.Wait{})} {
+		for name, settle := range map[string]script.Script{"settle": journal("settle").Settle(patient), "stop": journal("stop").Stop(script.Wait{Inline: script.Inline})} {
 			got := j.run(t, settle)
 			if got.State != script.StateNone && got.State != script.StateNoneNew {
 				t.Errorf("%s: got %+v, want none", name, got)
@@ -200,7 +200,7 @@ func TestAJournalTellsOfOutputAndEnd(t *testing.T) {
 		if got.Exited || got.Stdout.Bytes != "one" || got.Process == 0 {
 			t.Fatalf("got %+v, want the first output", got)
 		}
-		wait := script.Wait{Limit: 20 * time.Second, Output: true, Stdout: 3}
+		wait := script.Wait{Limit: 20 * time.Second, Output: true, Stdout: 3, Inline: script.Inline}
 		open := func(name string) func() {
 			return func() {
 				if err := os.WriteFile(name, nil, 0o600); err != nil {
@@ -232,7 +232,7 @@ func TestAJournalsCommandIsStoppedWithItsChildren(t *testing.T) {
 		if got := j.run(t, journal("stop").Start(s)); got.Exited || got.Stdout.Bytes != "ready\n" {
 			t.Fatalf("got %+v, want a running command", got)
 		}
-		if got := j.run(t, journal("stop").Stop(script.Wait{})); got.State != script.StateStopped || !got.Exited || got.Exit != 137 {
+		if got := j.run(t, journal("stop").Stop(script.Wait{Inline: script.Inline})); got.State != script.StateStopped || !got.Exited || got.Exit != 137 {
 			t.Errorf("got %+v, want stopped, exit 137", got)
 		}
 	})
@@ -258,7 +258,7 @@ func TestAJournalNeedsADirectory(t *testing.T) {
 		late := journal("nowhere" + strings.ReplaceAll(fmt.Sprint(time.Now().UnixNano()), "-", "")).Start(start("echo x"))
 		cmd := shell(t, j.argv, "/")
 		cmd.Env = append(cmd.Env, "TMPDIR="+j.home)
-		got, err := script.ReadFrame(journalMark, run(t, carried(cmd, late)).Stdout)
+		got, err := script.ReadFrame(journalMark, run(t, carried(cmd, late)).Stdout, script.Inline)
 		if err != nil || got.State != script.StateFull {
 			t.Fatalf("got %+v, %v; want no room", got, err)
 		}
@@ -305,7 +305,7 @@ func TestJournalsAreRemovedAndSwept(t *testing.T) {
 		if diff := cmp.Diff(want, names()); diff != "" {
 			t.Errorf("journals left (-want +got):\n%s", diff)
 		}
-		if got := j.run(t, journal("alive").Stop(script.Wait{})); got.State != script.StateStopped {
+		if got := j.run(t, journal("alive").Stop(script.Wait{Inline: script.Inline})); got.State != script.StateStopped {
 			t.Errorf("got %+v, want stopped", got)
 		}
 	})
@@ -314,7 +314,7 @@ func TestJournalsAreRemovedAndSwept(t *testing.T) {
 func FuzzReadFrame(f *testing.F) {
 	f.Add("\n" + journalMark + " run /tmp\nexit 3\n" + journalMark + " o\nx\n" + journalMark + " e 0\n\n" + journalMark + " . 0\n")
 	f.Fuzz(func(t *testing.T, output string) {
-		frame, err := script.ReadFrame(journalMark, output)
+		frame, err := script.ReadFrame(journalMark, output, script.Inline)
 		if err == nil && strings.Contains(frame.Stdout.Bytes+frame.Stderr.Bytes, "\uFFFD") {
 			t.Errorf("%q: what JSON replaced was taken for output", output)
 		}

@@ -156,9 +156,10 @@ done
 export PATH
 `
 
-// inline returns the lines by which a subshell becomes the command, as the leader of a session, on systems with /proc.
+// inline returns the lines by which a subshell becomes the command, on systems with /proc. What the variable _y holds
+// stands before it.
 func (l Login) inline() string {
-	return l.recordProcess() + l.enter() + l.exec("exec setsid ")
+	return l.recordProcess() + l.enter() + l.exec("exec $_y ")
 }
 
 // recordProcess adds the shell's process to the record, and drops the parameters. Its start time tells it from another
