@@ -21,6 +21,8 @@ const (
 	readTime = 15 * time.Second
 	// pollTime is the least time from one snapshot to the next: each is a copy of the whole log.
 	pollTime = time.Second
+	// unreadTime is how long the log of a command whose exit is recorded may be unreadable.
+	unreadTime = 30 * time.Second
 )
 
 // earlyReads are the pauses before the status reads that accompany a new socket, which the daemon closes only a second
@@ -248,6 +250,9 @@ func (r *sessionRun) poll(life, ctx context.Context) error {
 		default:
 			if blind.IsZero() {
 				blind = time.Now()
+			}
+			if r.recorded != nil && time.Since(blind) >= unreadTime {
+				return nil // the exit is known, and that not all of the output is
 			}
 			if sessionLost(err) {
 				return &Error{Op: r.op, Kind: KindUncertain, Message: "the session was lost under the command: how it ended is not known"}

@@ -138,6 +138,19 @@ func (x *execution) attempt(ctx context.Context, t transport) error {
 			x.stop(watch)
 		}
 	})
+	observed := false
+	defer func() {
+		if observed {
+			return
+		}
+		// A panic of a writer, or the end of its goroutine: nobody will learn what becomes of the command.
+		if disarm() {
+			x.stop(watch)
+		} else {
+			<-settled
+		}
+		_ = t.settle()
+	}()
 	err := t.dispatch(life)
 	if err == nil {
 		if x.running != nil {
@@ -145,6 +158,7 @@ func (x *execution) attempt(ctx context.Context, t transport) error {
 		}
 		err = t.observe(life, watch)
 	}
+	observed = true
 	if !disarm() {
 		<-settled
 	} else if err != nil && x.dispatched != DispatchedNo {

@@ -23,6 +23,8 @@ const (
 	resolveTime = 15 * time.Second
 	// resolveCall bounds each request of it.
 	resolveCall = 5 * time.Second
+	// maxRefusals is how many refusals end them.
+	maxRefusals = 3
 	// scratchTime bounds the removal of a scratch file.
 	scratchTime = 10 * time.Second
 )
@@ -289,13 +291,17 @@ func (r *sessionRun) attach(life context.Context) error {
 func (r *sessionRun) resolve(life context.Context, lost error) error {
 	ctx, cancel := context.WithTimeout(life, resolveTime)
 	defer cancel()
-	unknown := &Error{Op: r.op, Kind: KindUncertain, HTTPStatus: failed(r.op, lost).HTTPStatus, Message: "no answer to the command's dispatch: whether it was started is not known"}
+	e := failed(r.op, lost)
+	unknown := &Error{Op: r.op, Kind: KindUncertain, HTTPStatus: e.HTTPStatus, Message: "no answer to the command's dispatch: whether it was started is not known"}
 	fence := ""
+	refusals := 0
 	for pause := (backoff{}); ; {
 		fenced := false
 		callCtx, cancel := context.WithTimeout(ctx, resolveCall)
 		if fence == "" {
-			fence, _ = r.box.StartCommand(callCtx, r.session.id, script.Fence(r.id+"-fence", r.session.nextFence()))
+			var err error
+			fence, err = r.box.StartCommand(callCtx, r.session.id, script.Fence(r.id+"-fence", r.session.nextFence()))
+			fenced = shellGone(err)
 		} else if c, err := r.box.Command(callCtx, r.session.id, fence); err == nil {
 			fenced = c.ExitCode != nil
 		}
@@ -307,14 +313,33 @@ func (r *sessionRun) resolve(life context.Context, lost error) error {
 			return nil
 		case err == nil && fenced:
 			r.dispatched, r.session.last = DispatchedNo, ""
+			if refused(lost) {
+				return r.l.observe(r.op, lost)
+			}
 			return &Error{Op: r.op, Kind: KindUnavailable, HTTPStatus: unknown.HTTPStatus, Retryable: true, Message: "the command's dispatch was lost on the way, and it will not be started"}
 		case sessionLost(err):
 			return unknown
+		case refused(err):
+			if refusals++; refusals == maxRefusals {
+				return r.l.observe(r.op, err)
+			}
+		}
+		if err != nil {
+			if err := r.lost(ctx, err, 0); err != nil {
+				return err // the sandbox, and with it every answer
+			}
 		}
 		if pause.wait(ctx, 0) != nil {
 			return unknown
 		}
 	}
+}
+
+// refused reports an answer of the proxy's by which it keeps a request to itself. In place of a dispatch's reply it proves
+// nothing, since the request may have been delivered once before.
+func refused(err error) bool {
+	var remote *daytona.Error
+	return errors.As(err, &remote) && (remote.Unauthorized() || remote.Forbidden() || remote.RateLimited())
 }
 
 // twins returns the daemon's ids of this command in the session's list: more than one if the dispatch was delivered more

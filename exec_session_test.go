@@ -1,15 +1,20 @@
 package leasehold
 
 import (
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/leasehold-go/leasehold/internal/emulator"
 )
 
 // shellOf returns the process of the shell of the lease's one idle session.
@@ -93,4 +98,98 @@ func TestE1ABrokenPipeIsNoProofThatNothingRan(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestE1ARefusalInPlaceOfTheReplyProvesNothing(t *testing.T) {
+	for _, status := range []int{401, 403, 429} {
+		t.Run(fmt.Sprint("reply replaced by ", status), func(t *testing.T) {
+			r, l := execRig(t, TransportSession)
+			c := newCounter(t)
+			r.server.SetFaults(emulator.Fault{Path: execPath, Action: emulator.StatusAfter, Status: status})
+			mustRun(t, l, Command{Script: c.script()}, finished(3, "ran\n", ""))
+			r.wantHits(t)
+			c.want(t, 1)
+		})
+		t.Run(fmt.Sprint("everything refused by ", status), func(t *testing.T) {
+			r, l := execRig(t, TransportSession)
+			c := newCounter(t)
+			r.server.SetFaults(
+				emulator.Fault{Path: execPath, Action: emulator.StatusAfter, Status: status},
+				emulator.Fault{Path: "/toolbox/**", Action: emulator.StatusBefore, Status: status, Nth: 2, Count: 2 * maxRefusals}, // a session is made, and later deleted
+			)
+			kind := KindAuth
+			if status == 429 {
+				kind = KindRateLimited
+			}
+			began := time.Now()
+			runFails(t, t.Context(), l, Command{Script: c.script()}, kind, DispatchedUnknown)
+			if took := time.Since(began); took > resolveTime {
+				t.Errorf("it took %v", took)
+			}
+		})
+	}
+}
+
+func TestALostSandboxEndsTheSearchForADispatch(t *testing.T) {
+	var r *rig
+	var l *Lease
+	var deleted sync.Once
+	r = newRig(t, Config{}, emulator.Options{Middleware: func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
+			if strings.HasSuffix(req.URL.Path, "/exec") {
+				deleted.Do(func() {
+					if err := r.client.Delete(req.Context(), l.Ref().Sandbox); err != nil {
+						t.Error(err)
+					}
+				})
+				panic(http.ErrAbortHandler)
+			}
+			next.ServeHTTP(w, req)
+		})
+	}})
+	l = r.acquired(t)
+	transportOf.Store(l, TransportSession)
+	began := time.Now()
+	got, err := l.Executor().Run(t.Context(), Command{Args: []string{"true"}}.on(l))
+	if e := failed("", err); e == nil || e.Kind != KindGone && e.Kind != KindNotRunning || got.Dispatched != DispatchedUnknown {
+		t.Errorf("Run() = %+v, %v; want gone or not running, dispatched unknown", got, err)
+	}
+	if took := time.Since(began); took > resolveTime/2 {
+		t.Errorf("it took %v", took)
+	}
+}
+
+func TestE3ARecordedExitWithAnUnreadableLogEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dead := func(w http.ResponseWriter, _ *http.Request, _ *scripted) { w.WriteHeader(http.StatusBadGateway) }
+		s := &scripted{onFollow: closeCleanly, onLogs: dead}
+		l := newScripted(t, s)
+		got, err := s.run(t, l, Command{}, func() { s.begin(); s.end(3); s.record(3) })
+		if e := failed("", err); e == nil || e.Kind != KindUncertain || !got.Exited || got.ExitCode != 3 || got.Complete {
+			t.Errorf("Run() = %+v, %v; want exit 3, incomplete, and uncertain", got, err)
+		}
+		wantBetween(t, "duration", got.Duration, unreadTime, unreadTime+2*silenceTime)
+	})
+}
+
+func TestAWriterThatDoesNotReturnStopsTheCommand(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		for name, leave := range map[string]func(){"panic": func() { panic("boom") }, "goexit": runtime.Goexit} {
+			t.Run(name, func(t *testing.T) {
+				_, l := execRig(t, tr)
+				alive := filepath.Join(t.TempDir(), "pid")
+				done := make(chan any)
+				go func() {
+					defer func() { done <- recover() }()
+					cmd := Command{Script: "echo $$ >" + alive + "; echo x; sleep 68", Stdout: writerFunc(func([]byte) (int, error) { leave(); return 0, nil })}
+					_, _ = l.Executor().Run(t.Context(), cmd.on(l))
+				}()
+				if got := <-done; (got != nil) != (name == "panic") {
+					t.Errorf("recovered %v", got)
+				}
+				wantDead(t, alive)
+				mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
+			})
+		}
+	})
 }
