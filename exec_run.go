@@ -91,8 +91,10 @@ func (x *execution) failure(err error) *Error {
 // run runs the command.
 func (x *execution) run(ctx context.Context) error {
 	var err error
-	if x.box, err = x.l.toolbox(ctx); err != nil {
-		return err
+	early, end := x.l.whileOpen(ctx)
+	defer end()
+	if x.box, err = x.l.toolbox(early); err != nil {
+		return x.unbegun(early, err)
 	}
 	if x.cmd.Transport != TransportSession {
 		if x.cmd.Stdin != nil {
@@ -116,8 +118,10 @@ func (x *execution) attempt(ctx context.Context, t transport) error {
 	ctx, x.abort = context.WithCancelCause(ctx)
 	defer x.abort(nil)
 	x.transport = t
-	if err := t.prepare(ctx); err != nil {
-		return err
+	early, end := x.l.whileOpen(ctx)
+	defer end()
+	if err := t.prepare(early); err != nil {
+		return x.unbegun(early, err)
 	}
 	// From here on the command may run: its lifetime begins, and whatever ends ctx must end it too, at once, even while
 	// a writer keeps the observation waiting.
@@ -165,6 +169,14 @@ func (x *execution) attempt(ctx context.Context, t transport) error {
 		x.stop(watch) // nobody will learn what becomes of it
 	}
 	return x.verdict(life, err)
+}
+
+// unbegun is the error of a command that was not dispatched because of err.
+func (x *execution) unbegun(early context.Context, err error) error {
+	if context.Cause(early) == errGivenBack {
+		return &Error{Op: x.op, Kind: KindClosed, Message: errGivenBack.Error()}
+	}
+	return err
 }
 
 // stop does not depend on the caller's context.

@@ -1,7 +1,9 @@
 package leasehold
 
 import (
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -191,5 +193,37 @@ func TestAWriterThatDoesNotReturnStopsTheCommand(t *testing.T) {
 				mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
 			})
 		}
+	})
+}
+
+func TestALeaseIsGivenBackWithoutWaitingForInput(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		r, l := execRig(t, tr)
+		in, out := io.Pipe()
+		asked, done := make(chan struct{}), make(chan struct{})
+		var once sync.Once
+		reader := readerFunc(func(p []byte) (int, error) {
+			once.Do(func() { close(asked) })
+			return in.Read(p)
+		})
+		var got Result
+		var err error
+		go func() {
+			defer close(done)
+			got, err = l.Executor().Run(t.Context(), Command{Args: []string{"cat"}, Stdin: reader}.on(l))
+		}()
+		<-asked
+		began := time.Now()
+		if _, err := r.Release(t.Context(), l.Ref(), ReleaseOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		<-done
+		if took := time.Since(began); took > 5*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		if !errors.Is(err, ErrClosed) || tr == TransportSession && got.Dispatched != DispatchedNo {
+			t.Errorf("Run() = %+v, %v; want closed, and a session's not dispatched", got, err)
+		}
+		out.Close()
 	})
 }

@@ -136,6 +136,9 @@ type Lease struct {
 	box     *daytona.Toolbox // nil until the sandbox was resolved, and after it was found not running
 	closers []func(context.Context)
 
+	open context.Context         // ends when the lease begins to be given back
+	shut context.CancelCauseFunc // ends it
+
 	resolving chan struct{} // holds one token: taken by whoever resolves box
 
 	sessions sessionPool // in which commands run, and
@@ -143,7 +146,8 @@ type Lease struct {
 }
 
 func newLease(p *provider, ref LeaseRef) *Lease {
-	return &Lease{p: p, ref: ref.clone(), lifecycle: make(chan struct{}, 1), resolving: make(chan struct{}, 1)}
+	open, shut := context.WithCancelCause(context.Background())
+	return &Lease{p: p, ref: ref.clone(), lifecycle: make(chan struct{}, 1), resolving: make(chan struct{}, 1), open: open, shut: shut}
 }
 
 // Ref returns the lease as a plain value. The caller may change it.
@@ -195,6 +199,18 @@ func (l *Lease) abandon() {
 	defer l.mu.Unlock()
 	l.closed = true
 	l.closers = nil
+	l.shut(errGivenBack)
+}
+
+// whileOpen returns a context that also ends, with errGivenBack as its cause, when the lease begins to be given back. It
+// is for what has not yet changed anything in the sandbox.
+func (l *Lease) whileOpen(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	disarm := context.AfterFunc(l.open, func() { cancel(errGivenBack) })
+	return ctx, func() {
+		disarm()
+		cancel(nil)
+	}
 }
 
 // close ends admission, runs the closers side by side and waits for the activities that are under way, both until ctx
@@ -213,6 +229,7 @@ func (l *Lease) close(ctx context.Context) {
 		l.drained = drained
 	}
 	l.mu.Unlock()
+	l.shut(errGivenBack) // what waits before its first request to the sandbox need not be waited for
 
 	var wg sync.WaitGroup
 	for _, f := range closers {
