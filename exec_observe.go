@@ -5,11 +5,13 @@ import (
 	"errors"
 	"io"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/leasehold-go/leasehold/internal/daytona"
+	"github.com/leasehold-go/leasehold/internal/script"
 )
 
 const (
@@ -23,6 +25,8 @@ const (
 	pollTime = time.Second
 	// unreadTime is how long the log of a command whose exit is recorded may be unreadable.
 	unreadTime = 30 * time.Second
+	// shellTime is the time from one look at the session's shell to the next.
+	shellTime = 30 * time.Second
 )
 
 // earlyReads are the pauses before the status reads that accompany a new socket, which the daemon closes only a second
@@ -227,6 +231,7 @@ func (r *sessionRun) snapshot(ctx context.Context, stall time.Duration) error {
 // There is no limit to that but for the ends of life and ctx, and for the time in which nothing can be read at all.
 func (r *sessionRun) poll(life, ctx context.Context) error {
 	var blind time.Time // since when nothing could be read
+	var look shellLook
 	for {
 		next := time.Now().Add(pollTime)
 		var err error
@@ -247,6 +252,15 @@ func (r *sessionRun) poll(life, ctx context.Context) error {
 			return nil
 		case err == nil:
 			blind = time.Time{}
+			if time.Since(look.at) < shellTime || !r.shellDead(ctx, &look) {
+				break
+			}
+			// What it has written is still to be read, and perhaps the daemon recorded the exit.
+			_ = r.status(ctx, readTime)
+			if err := r.snapshot(ctx, readTime); isOwn(err) || r.ended() || err == nil && r.recorded != nil {
+				return own(err)
+			}
+			return r.dead()
 		default:
 			if blind.IsZero() {
 				blind = time.Now()
@@ -265,4 +279,44 @@ func (r *sessionRun) poll(life, ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// own returns err if it is a writer's.
+func own(err error) error {
+	if isOwn(err) {
+		return err
+	}
+	return nil
+}
+
+// shellLook is what the looks at the session's shell have shown.
+type shellLook struct {
+	at      time.Time // of the last one
+	stopped bool      // then
+	fenced  bool      // the shell got something to do after the command
+}
+
+// shellDead looks whether the session's shell is dead, or was stopped from one look to the next: a command may do that, and
+// then nobody will report its exit. A shell that has not even accepted the dispatch has not told its process either, but a
+// dead one does not take another.
+func (r *sessionRun) shellDead(ctx context.Context, look *shellLook) bool {
+	look.at = time.Now()
+	ctx, cancel := context.WithTimeout(ctx, resolveCall)
+	defer cancel()
+	if !r.log.Accepted() && !look.fenced {
+		look.fenced = true
+		_, err := r.box.StartCommand(ctx, r.session.id, script.Fence(r.id+"-fence", r.session.nextFence()))
+		return shellGone(err)
+	}
+	if r.log.Shell() == 0 {
+		return false
+	}
+	reply, err := r.box.Execute(ctx, script.Look(r.log.Shell()), 0)
+	if err != nil {
+		return false
+	}
+	said := strings.TrimSpace(reply.Output)
+	was := look.stopped
+	look.stopped = said == script.LookStopped
+	return said == script.LookGone || was && look.stopped
 }

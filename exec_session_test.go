@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/leasehold-go/leasehold/internal/emulator"
+	"github.com/leasehold-go/leasehold/internal/script"
 )
 
 // shellOf returns the process of the shell of the lease's one idle session.
@@ -226,4 +227,96 @@ func TestALeaseIsGivenBackWithoutWaitingForInput(t *testing.T) {
 		}
 		out.Close()
 	})
+}
+
+func TestADeadShellEndsTheRunAfterALook(t *testing.T) {
+	say := func(what ...string) func(w http.ResponseWriter, _ *http.Request, _ *scripted) {
+		n := 0
+		return func(w http.ResponseWriter, _ *http.Request, _ *scripted) {
+			word := what[min(n, len(what)-1)]
+			n++
+			w.Header().Set("Content-Type", "application/json")
+			fmt.Fprintf(w, `{"exitCode":0,"result":"%s\n"}`, word)
+		}
+	}
+	tests := map[string]struct {
+		look      func(w http.ResponseWriter, _ *http.Request, _ *scripted)
+		log       []string
+		low, high time.Duration
+	}{
+		"gone":              {say("gone"), []string{"o:@a", "o:@p:77", "o:@s"}, silenceTime, silenceTime + 2*time.Second},
+		"gone later":        {say("alive", "alive", "gone"), []string{"o:@a", "o:@p:77", "o:@s"}, silenceTime + 2*shellTime, silenceTime + 2*shellTime + 3*time.Second},
+		"stopped for good":  {say("alive", "stopped"), []string{"o:@a", "o:@p:77", "o:@s"}, silenceTime + 2*shellTime, silenceTime + 2*shellTime + 3*time.Second},
+		"before the accept": {nil, nil, silenceTime, silenceTime + 2*time.Second},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := 0
+				s := &scripted{onExecute: tt.look}
+				s.onDispatch = func(w http.ResponseWriter, _ *http.Request, s *scripted) {
+					if n++; n > 1 {
+						brokenPipe(w)
+						return
+					}
+					s.write(tt.log...)
+					s.took(w)
+				}
+				l := newScripted(t, s)
+				got, err := s.run(t, l, Command{}, nil)
+				if e := failed("", err); e == nil || e.Kind != KindUncertain || e.Dispatched != DispatchedYes || got.Exited {
+					t.Errorf("Run() = %+v, %v; want uncertain, dispatched, no exit", got, err)
+				}
+				wantBetween(t, "duration", got.Duration, tt.low, tt.high)
+			})
+		})
+	}
+	t.Run("alive, or stopped for a while", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			s := &scripted{onExecute: say("stopped", "alive", "stopped", "alive")}
+			l := newScripted(t, s)
+			got, err := s.run(t, l, Command{}, func() {
+				s.write("o:@a", "o:@p:77", "o:@s")
+				time.Sleep(10 * time.Minute) // virtual
+				s.end(0)
+				s.record(0)
+			})
+			wantFinished(t, got, err, finished(0, "", ""))
+			if n := len(s.at("execute")); n < 18 || n > 21 {
+				t.Errorf("%d looks in ten minutes, want one each %v", n, shellTime)
+			}
+		})
+	})
+}
+
+func TestALookTellsWhetherAShellLives(t *testing.T) {
+	_, l := execRig(t, TransportSession)
+	pid := shellOf(t, l)
+	look := func() string {
+		got, err := l.resolved().Execute(t.Context(), script.Look(pid), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(got.Output)
+	}
+	if got := look(); got != script.LookAlive {
+		t.Errorf("%q, want alive", got)
+	}
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "stopped", func() bool { return look() == script.LookStopped })
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "gone", func() bool { return look() == script.LookGone })
+}
+
+func TestAShellThatACommandKilledEndsTheRun(t *testing.T) {
+	_, l := execRig(t, TransportSession)
+	got, _ := runFails(t, t.Context(), l, Command{Script: "kill -9 $PPID; sleep 60"}, KindUncertain, DispatchedYes)
+	if got.Exited || !got.StopConfirmed || got.Duration > 2*silenceTime {
+		t.Errorf("got %+v, want no exit, a confirmed stop, and that promptly", got)
+	}
+	mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
 }

@@ -96,12 +96,11 @@ func (s *scripted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			panic(err)
 		}
 		found := markPattern.FindStringSubmatch(request.Command)
-		if found == nil {
-			panic("no mark in " + request.Command)
+		if found != nil { // it is no fence
+			s.mu.Lock()
+			s.mark, s.text = found[1]+found[2], request.Command
+			s.mu.Unlock()
 		}
-		s.mu.Lock()
-		s.mark, s.text = found[1]+found[2], request.Command
-		s.mu.Unlock()
 		if s.onDispatch != nil {
 			s.onDispatch(w, r, s)
 			return

@@ -16,6 +16,7 @@ func NewMark(random string) Mark { return Mark("~lh" + random) }
 // The letters after a mark. Each mark is the last thing on its line.
 const (
 	markAccepted = "a" // stdout: the session's shell took this dispatch, and no other of the same command
+	markShell    = "p" // stdout: followed by a colon and the process of the session's shell
 	markRefused  = "r" // both: this dispatch was a copy of an earlier one, or came too late: nothing was started
 	markStarted  = "s" // stdout: the command takes over now
 	markNoDir    = "d" // stdout: the directory could not be entered: the command was not started
@@ -73,6 +74,7 @@ func (s Session) Text() string {
 	fmt.Fprintf(&b, "if [ %d -gt \"${_leasehold_n:-0}\" ]; then\n", s.Fence)
 	fmt.Fprintf(&b, "_leasehold_n=%d\n", s.Fence)
 	b.WriteString(s.Mark.print(markAccepted) + "\n")
+	b.WriteString("printf '%s:%s\\n' " + s.Mark.word(markShell) + " $$\n")
 	b.WriteString(login.shell("_leasehold_sh") + "\n")
 	b.WriteString("_leasehold_c=" + quoteText(login.Text()) + "\n")
 	b.WriteString("_leasehold_rc=125\n") // if the redirection of stdin fails, the group below does not run
@@ -95,6 +97,23 @@ func (s Session) Text() string {
 	b.WriteString("fi\n")
 	b.WriteString("unset _leasehold_c\n_leasehold_end() { return \"$1\"; }\n_leasehold_end \"$_leasehold_rc\"\n")
 	return b.String()
+}
+
+// What [Look] prints.
+const (
+	LookAlive   = "alive"
+	LookStopped = "stopped" // by a signal, until another one continues it
+	LookGone    = "gone"
+)
+
+// Look returns a script that tells what became of a process. One that nobody waited for after its end is gone.
+func Look(process int) string {
+	return fmt.Sprintf(`if ! [ -r /proc/self/stat ]; then
+if kill -0 %[1]d 2>/dev/null; then echo alive; else echo gone; fi
+elif { read -r z </proc/%[1]d/stat; } 2>/dev/null; then
+case ${z##*)} in " Z"*|" X"*) echo gone ;; " T"*|" t"*) echo stopped ;; *) echo alive ;; esac
+else echo gone; fi
+`, process)
 }
 
 // Fence returns a dispatch that starts nothing: once it has run, every dispatch with a smaller fence is refused for ever.

@@ -8,6 +8,7 @@ import (
 // The letters of the wrapper's marks: see package script.
 const (
 	markAccepted = 'a'
+	markShell    = 'p'
 	markRefused  = 'r'
 	markStarted  = 's'
 	markNoDir    = 'd'
@@ -15,8 +16,14 @@ const (
 	markStderr   = 'e'
 )
 
-// maxTail is the longest text between a mark and its newline: a letter, a colon and an exit code.
-const maxTail = 2 + 3
+// maxTail is the longest text between a mark and its newline: a letter, a colon and a number, which is a process of up to
+// ten digits or an exit code.
+func maxTail(tail []byte) int {
+	if len(tail) > 0 && tail[0] == markShell {
+		return 2 + 10
+	}
+	return 2 + 3
+}
 
 // demux takes a log apart, in chunks of any size.
 type demux struct {
@@ -37,6 +44,7 @@ type demux struct {
 	seen    [128]bool
 	cut     [2]bool // the end of the stream's content was seen
 	ended   [2]bool // and its exit code
+	shell   int
 	exit    int
 	exited  bool
 	damaged bool
@@ -120,7 +128,7 @@ func (d *demux) content(p []byte, whole bool) error {
 			if letter, code, ok := parseMark(tail[:len(tail)-1]); ok {
 				return d.marked(p[:at], letter, code)
 			}
-		} else if len(tail) <= maxTail {
+		} else if len(tail) <= maxTail(tail) {
 			k := len(bytes.TrimSuffix(p[:at], marker(1-d.current)))
 			d.held = append([]byte(nil), p[k:]...)
 			return d.emit(d.current, p[:k])
@@ -132,7 +140,7 @@ func (d *demux) content(p []byte, whole bool) error {
 	}
 }
 
-// parseMark reads what stands between a mark and its newline. Code is -1 if there is none.
+// parseMark reads what stands between a mark and its newline. Code is the number, -1 if there is none.
 func parseMark(tail []byte) (letter byte, code int, ok bool) {
 	if len(tail) == 0 {
 		return 0, 0, false
@@ -141,11 +149,11 @@ func parseMark(tail []byte) (letter byte, code int, ok bool) {
 	switch letter {
 	case markAccepted, markRefused, markStarted, markNoDir:
 		return letter, -1, len(tail) == 1
-	case markStdout, markStderr:
-		if len(tail) == 1 {
+	case markStdout, markStderr, markShell:
+		if len(tail) == 1 && letter != markShell {
 			return letter, -1, true
 		}
-		if tail[1] != ':' || len(tail) == 2 || len(tail) > maxTail {
+		if len(tail) < 3 || tail[1] != ':' || len(tail) > maxTail(tail) {
 			return 0, 0, false
 		}
 		for _, c := range tail[2:] {
@@ -179,6 +187,9 @@ func (d *demux) marked(before []byte, letter byte, code int) error {
 		return err
 	}
 	d.seen[letter] = true
+	if letter == markShell {
+		d.shell = code
+	}
 	if letter != markStdout && letter != markStderr {
 		return nil
 	}

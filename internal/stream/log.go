@@ -131,6 +131,9 @@ func (l *Log) Offset() int64 { return l.offset }
 // Accepted reports that the session's shell took this dispatch as the first of its command.
 func (l *Log) Accepted() bool { return l.demux.seen[markAccepted] }
 
+// Shell returns the process of the session's shell, 0 if it is not known.
+func (l *Log) Shell() int { return l.demux.shell }
+
 // Refused reports that the session's shell refused this dispatch: another one was before it, and this one started nothing.
 func (l *Log) Refused() bool { return l.demux.seen[markRefused] }
 

@@ -52,6 +52,26 @@ func stateOf(l *stream.Log, s *sink) state {
 	return state{s.out.String(), s.err.String(), l.Accepted(), l.Refused(), l.Started(), l.NoDirectory(), code, known, l.Complete(), l.Damaged()}
 }
 
+func TestLogTellsTheShell(t *testing.T) {
+	for text, want := range map[string]int{"o:@p:4711": 4711, "o:@p:2147483647": 2147483647, "o:@p": 0, "o:@p:": 0, "o:@p:12345678901": 0, "o:@p:1x": 0} {
+		for _, size := range []int{1, 7, 1000} {
+			var s sink
+			l := stream.New(mark, s.deliver)
+			read := l.Open()
+			for log := lines("o:@a", text, "o:x"); log != ""; {
+				n := min(size, len(log))
+				if _, err := read.Write([]byte(log[:n])); err != nil {
+					t.Fatal(err)
+				}
+				log = log[n:]
+			}
+			if l.Shell() != want || want != 0 && s.out.String() != "x\n" {
+				t.Errorf("%q in pieces of %d: shell %d, output %q; want %d", text, size, l.Shell(), s.out.String(), want)
+			}
+		}
+	}
+}
+
 func TestLog(t *testing.T) {
 	end := []string{"o:@o", "o:@o:0", "e:@e", "e:@e:0"}
 	with := func(first ...string) string { return lines(append(first, end...)...) }
