@@ -320,3 +320,46 @@ func TestAShellThatACommandKilledEndsTheRun(t *testing.T) {
 	}
 	mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
 }
+
+func TestADaemonOfAProfileDoesNotHoldTheSession(t *testing.T) {
+	r, l := execRig(t, TransportSession)
+	mustRun(t, l, Command{Profiles: ProfilesNone, Script: `echo 'sleep 20 &' >"$HOME/.profile"`}, finished(0, "", ""))
+	for range 4 {
+		mustRun(t, l, Command{Args: []string{"true"}}, finished(0, "", ""))
+	}
+	if n := r.count()["POST /toolbox/*/process/session"]; n != 1 {
+		t.Errorf("%d sessions, want 1", n)
+	}
+}
+
+func TestTheLargestScriptRuns(t *testing.T) {
+	_, l := execRig(t, TransportSession)
+	for _, policy := range []ProfilePolicy{ProfilesLogin, ProfilesNone} {
+		cmd := func(n int) Command {
+			return Command{Script: "exit 7 " + strings.Repeat("#", n), Profiles: policy, Transport: TransportSession}
+		}
+		low, high := 1000, script.MaxWord
+		for low < high {
+			n := (low + high + 1) / 2
+			c := cmd(n)
+			if _, err := c.check("run", l.Ref().Workspace); err == nil {
+				low = n
+			} else {
+				high = n - 1
+			}
+		}
+		mustRun(t, l, cmd(low), finished(7, "", ""))
+	}
+}
+
+func TestHeldSessionsAreLimited(t *testing.T) {
+	_, l := execRig(t, TransportSession)
+	var p sessionPool
+	p.closed = true // nothing is deleted
+	for i := range maxHeldSessions + 3 {
+		p.hold(l, nil, &session{id: strconv.Itoa(i)})
+	}
+	if len(p.held) != maxHeldSessions || p.held[0].id != "3" {
+		t.Errorf("%d held, the oldest %s; want %d and 3", len(p.held), p.held[0].id, maxHeldSessions)
+	}
+}

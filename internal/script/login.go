@@ -104,8 +104,11 @@ func (l Login) Check() error {
 	return nil
 }
 
-// CheckWord returns an error if the whole script is too long for one argument of a process.
+// CheckWord returns an error if the whole script, with a mark of 64 bytes, is too long for one argument of a process.
 func (l Login) CheckWord() error {
+	if l.Mark == "" {
+		l.Mark = Mark(strings.Repeat("m", 64))
+	}
 	if n := len(l.Text()); n > MaxWord {
 		return fmt.Errorf("the command takes %d bytes as a shell script, and one may have %d (MAX_ARG_STRLEN)", n, MaxWord)
 	}
@@ -136,11 +139,13 @@ func (l Login) Text() string {
 	b.WriteString("_leasehold_main() {\nset +eux\ntrap - EXIT\nexec <&7 >&8 2>&9 7<&- 8>&- 9>&-\n" + keepPath)
 	b.WriteString(command)
 	b.WriteString("}\ntrap _leasehold_main EXIT\n")
-	b.WriteString("if [ -r /etc/profile ]; then . /etc/profile; fi\n")
-	b.WriteString("if [ -r \"${HOME:-}/.profile\" ]; then . \"${HOME:-}/.profile\"; fi\n")
-	b.WriteString("if [ -r \"${HOME:-}/.bash_profile\" ]; then . \"${HOME:-}/.bash_profile\"\n")
-	b.WriteString("elif [ -r \"${HOME:-}/.bashrc\" ]; then . \"${HOME:-}/.bashrc\"; fi\n")
-	b.WriteString("if [ -r \"${HOME:-}/.zprofile\" ]; then . \"${HOME:-}/.zprofile\"; fi\n")
+	// What a profile leaves in the background must not hold the command's output.
+	const closed = " 7<&- 8>&- 9>&-"
+	b.WriteString("if [ -r /etc/profile ]; then . /etc/profile" + closed + "; fi\n")
+	b.WriteString("if [ -r \"${HOME:-}/.profile\" ]; then . \"${HOME:-}/.profile\"" + closed + "; fi\n")
+	b.WriteString("if [ -r \"${HOME:-}/.bash_profile\" ]; then . \"${HOME:-}/.bash_profile\"" + closed + "\n")
+	b.WriteString("elif [ -r \"${HOME:-}/.bashrc\" ]; then . \"${HOME:-}/.bashrc\"" + closed + "; fi\n")
+	b.WriteString("if [ -r \"${HOME:-}/.zprofile\" ]; then . \"${HOME:-}/.zprofile\"" + closed + "; fi\n")
 	b.WriteString("_leasehold_main\n")
 	return b.String()
 }
