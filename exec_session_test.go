@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,6 +30,14 @@ func shellOf(t *testing.T, l *Lease) int {
 	return pid
 }
 
+// signalProcess sends a signal to a process of the sandbox.
+func signalProcess(t *testing.T, l *Lease, name string, pid int) {
+	t.Helper()
+	if got, err := l.resolved().Execute(t.Context(), fmt.Sprintf("kill -%s %d", name, pid), 0); err != nil || got.ExitCode != 0 {
+		t.Fatalf("kill -%s: %+v, %v", name, got, err)
+	}
+}
+
 // processEnded reports whether a process runs no more.
 func processEnded(pid int) bool {
 	stat, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
@@ -40,9 +47,7 @@ func processEnded(pid int) bool {
 func TestASessionWhoseShellDiedIsReplaced(t *testing.T) {
 	r, l := execRig(t, TransportSession)
 	pid := shellOf(t, l)
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	signalProcess(t, l, "KILL", pid)
 	eventually(t, "the shell is dead", func() bool { return processEnded(pid) })
 	c := newCounter(t)
 	mustRun(t, l, Command{Script: c.script()}, finished(3, "ran\n", ""))
@@ -302,13 +307,9 @@ func TestALookTellsWhetherAShellLives(t *testing.T) {
 	if got := look(); got != script.LookAlive {
 		t.Errorf("%q, want alive", got)
 	}
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		t.Fatal(err)
-	}
+	signalProcess(t, l, "STOP", pid)
 	eventually(t, "stopped", func() bool { return look() == script.LookStopped })
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
+	signalProcess(t, l, "KILL", pid)
 	eventually(t, "gone", func() bool { return look() == script.LookGone })
 }
 
