@@ -67,8 +67,7 @@ type Command struct {
 	Timeout time.Duration
 	// Profiles says which start-up files are read.
 	Profiles ProfilePolicy
-	// Transport chooses the way by which the command is run. The zero value uses a journal, and a session where there
-	// is no room for one.
+	// Transport chooses the way by which the command is run. The zero value is TransportSession.
 	Transport Transport
 }
 
@@ -77,23 +76,31 @@ type Transport string
 
 // The transports.
 const (
-	// TransportAuto is the zero value: a journal, or else a session.
-	TransportAuto Transport = ""
+	// TransportDefault is the zero value: TransportSession, which bears whatever a command does with its output.
+	TransportDefault Transport = ""
 	// TransportJournal makes the command keep its own record, in files of a private directory of the sandbox,
-	// $TMPDIR/.leasehold-<uid>. Its output is exact, whatever the bytes, and a short command takes one request. The
-	// files hold the whole output until the result was taken.
+	// $TMPDIR/.leasehold-<uid>. Any byte is carried, and a short command takes one request. The files hold the whole
+	// output until the result was taken. The command's output is such a file, and not a pipe: one that opens its own
+	// output again by name, as "echo x >/dev/stderr" does, cuts off what it wrote there before. Choose it for commands
+	// that do not.
 	TransportJournal Transport = "journal"
+	// TransportAuto is TransportJournal, or TransportSession where the sandbox has no room for the files.
+	TransportAuto Transport = "auto"
 	// TransportSession runs the command in one of the toolbox's sessions, and reads the session's log. It needs no
 	// file of its own, but the script of a command is limited to 128 KiB, and see the fidelities.
 	TransportSession Transport = "session"
 )
+
+// journals reports that a journal is tried.
+func (t Transport) journals() bool { return t == TransportAuto || t == TransportJournal }
 
 // Fidelity says how sure it is that the output holds exactly the bytes that the command wrote.
 type Fidelity string
 
 // The fidelities.
 const (
-	// FidelityExact: the output was read from files that the command itself wrote to.
+	// FidelityExact: the output was read from files that the command itself wrote to. What it cut off itself, by opening
+	// such a file again by the name /dev/stdout or /dev/stderr, is missing.
 	FidelityExact Fidelity = "exact"
 	// FidelityLines: the log carried the lines, and shows no sign of damage. Final newlines, partial last lines and
 	// bytes of any value are right, but NUL bytes: a session's log drops these and leaves no trace of it.
@@ -139,8 +146,7 @@ type Result struct {
 	Truncated bool
 	// Duration is the time from the dispatch to the end of the observation.
 	Duration time.Duration
-	// Transport is how it was run. A session, where Command.Transport does not ask for one, says that the sandbox had
-	// no room for a journal.
+	// Transport is how it was run. With TransportAuto, a session says that the sandbox had no room for a journal.
 	Transport Transport
 	Fidelity  Fidelity
 	Delivery  Delivery
@@ -210,12 +216,12 @@ func (c *Command) check(op, workspace string) (script.Login, error) {
 		p.add("Command.Profiles", "is not a policy")
 	}
 	switch c.Transport {
-	case TransportAuto, TransportJournal, TransportSession:
+	case TransportDefault, TransportAuto, TransportJournal, TransportSession:
 	default:
 		p.add("Command.Transport", "is not a transport")
 	}
 	err := login.Check()
-	if err == nil && c.Transport == TransportSession {
+	if err == nil && !c.Transport.journals() {
 		err = login.CheckWord()
 	}
 	if err != nil {

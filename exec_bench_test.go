@@ -70,9 +70,9 @@ func BenchmarkCommand(b *testing.B) {
 		name string
 		cmd  Command
 	}{
-		{"journal", Command{Args: []string{"true"}, Profiles: ProfilesNone}},
-		{"journal-output", Command{Script: "echo out; echo err >&2", Profiles: ProfilesNone}},
-		{"journal-profiles", Command{Args: []string{"true"}}},
+		{"journal", Command{Args: []string{"true"}, Profiles: ProfilesNone, Transport: TransportJournal}},
+		{"journal-output", Command{Script: "echo out; echo err >&2", Profiles: ProfilesNone, Transport: TransportJournal}},
+		{"journal-profiles", Command{Args: []string{"true"}, Transport: TransportJournal}},
 		{"session", Command{Args: []string{"true"}, Profiles: ProfilesNone, Transport: TransportSession}},
 	} {
 		measure(tt.name, func(b *testing.B) {
@@ -89,7 +89,7 @@ func BenchmarkRelay(b *testing.B) {
 	const size = 256 << 20
 	b.SetBytes(size)
 	for b.Loop() {
-		got, err := l.Executor().Run(b.Context(), Command{Script: "head -c 268435456 /dev/zero", Stdout: io.Discard, Profiles: ProfilesNone})
+		got, err := l.Executor().Run(b.Context(), Command{Script: "head -c 268435456 /dev/zero", Stdout: io.Discard, Profiles: ProfilesNone, Transport: TransportJournal})
 		if err != nil || got.StdoutSize != size {
 			b.Fatal(got.StdoutSize, err)
 		}
@@ -102,7 +102,7 @@ func BenchmarkInput(b *testing.B) {
 	content := make([]byte, 8<<20)
 	b.SetBytes(int64(len(content)))
 	for b.Loop() {
-		if _, err := l.Executor().Run(b.Context(), Command{Script: "cat >/dev/null", Stdin: bytes.NewReader(content), Profiles: ProfilesNone}); err != nil {
+		if _, err := l.Executor().Run(b.Context(), Command{Script: "cat >/dev/null", Stdin: bytes.NewReader(content), Profiles: ProfilesNone, Transport: TransportJournal}); err != nil {
 			b.Fatal(err)
 		}
 	}
@@ -116,7 +116,7 @@ func BenchmarkFirstByte(b *testing.B) {
 	for b.Loop() {
 		in, w := io.Pipe()
 		out := make(arrivals, 1)
-		p, err := l.Executor().Start(b.Context(), Command{Script: "sleep 0.15; date +%s%N; read x", Stdin: in, Stdout: out, Profiles: ProfilesNone})
+		p, err := l.Executor().Start(b.Context(), Command{Script: "sleep 0.15; date +%s%N; read x", Stdin: in, Stdout: out, Profiles: ProfilesNone, Transport: TransportJournal})
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -163,7 +163,7 @@ func BenchmarkLibraryTime(b *testing.B) {
 	l.box = p.client.Toolbox(&daytona.Sandbox{ID: "box", ToolboxURL: "http://127.0.0.1:1/toolbox"})
 	b.ReportAllocs()
 	for b.Loop() {
-		if got, err := l.Executor().Run(b.Context(), Command{Args: []string{"true"}}); err != nil || !got.Complete {
+		if got, err := l.Executor().Run(b.Context(), Command{Args: []string{"true"}, Transport: TransportJournal}); err != nil || !got.Complete {
 			b.Fatal(got, err)
 		}
 	}

@@ -87,13 +87,13 @@ func TestAnInputThatIsNotRead(t *testing.T) {
 	_, l := execRig(t, TransportJournal)
 	endless := readerFunc(func(p []byte) (int, error) { return len(p), nil })
 	t.Run("command ends", func(t *testing.T) {
-		got, err := l.Executor().Run(t.Context(), Command{Script: "head -c 100000 | wc -c; exit 3", Stdin: endless})
+		got, err := l.Executor().Run(t.Context(), Command{Script: "head -c 100000 | wc -c; exit 3", Stdin: endless, Transport: TransportJournal})
 		if err != nil || got.ExitCode != 3 || string(got.Stdout) != "100000\n" || got.StdinSize < 72<<10 {
 			t.Errorf("Run() = %+v, %v", got, err)
 		}
 	})
 	t.Run("command closes it", func(t *testing.T) {
-		got, err := l.Executor().Run(t.Context(), Command{Script: "exec <&-; sleep 0.3; exit 4", Stdin: endless})
+		got, err := l.Executor().Run(t.Context(), Command{Script: "exec <&-; sleep 0.3; exit 4", Stdin: endless, Transport: TransportJournal})
 		if err != nil || got.ExitCode != 4 {
 			t.Errorf("Run() = %+v, %v", got, err)
 		}
@@ -106,7 +106,7 @@ func TestAnInputThatIsNotRead(t *testing.T) {
 	})
 	t.Run("reader blocks for ever", func(t *testing.T) {
 		in, w := io.Pipe()
-		got, err := l.Executor().Run(t.Context(), Command{Script: "echo x; exit 5", Stdin: in})
+		got, err := l.Executor().Run(t.Context(), Command{Script: "echo x; exit 5", Stdin: in, Transport: TransportJournal})
 		if err != nil || got.ExitCode != 5 {
 			t.Errorf("Run() = %+v, %v", got, err)
 		}

@@ -35,11 +35,12 @@ type journalRun struct {
 	*execution
 	journal script.Journal
 	dir     string       // of the journals
+	begun   atomic.Bool  // the dispatch is known to have arrived
 	taken   atomic.Int64 // bytes of it that the command was given
 	knew    bool         // the sandbox had journals before
 
 	stdoutAt, stderrAt atomic.Int64 // delivered
-	lostWaits          int          // requests without a reply: they may still be waiting
+	lostWaits          atomic.Int32 // requests without a reply: they may still be waiting
 	record             script.Frame // the last one
 	complete           bool         // the exit is recorded, and everything up to it delivered
 	ended              bool         // no more will be known
@@ -119,6 +120,7 @@ func (r *journalRun) dispatch(life context.Context) error {
 		return &Error{Op: r.op, Kind: KindProtocol, Message: "the reply to the command's dispatch makes no sense"}
 	}
 	r.dispatched = DispatchedYes
+	r.begun.Store(true)
 	r.taken.Store(int64(len(start.Stdin)))
 	r.feeding = start.Feed
 	return r.own(r.take(life, frame, start.Wait))
@@ -135,6 +137,7 @@ func (r *journalRun) attach(life context.Context) error {
 		return &Error{Op: r.op, Kind: KindNotFound, Message: "the sandbox has nothing of the command any more"}
 	}
 	r.dispatched, r.followed = DispatchedYes, true
+	r.begun.Store(true)
 	return r.own(r.take(life, frame, wait))
 }
 
@@ -165,6 +168,7 @@ func (r *journalRun) resolve(life context.Context, lost error) error {
 			return errNoJournal
 		case frame.Process != 0:
 			r.dispatched = DispatchedYes
+			r.begun.Store(true)
 			return r.own(r.take(life, frame, wait))
 		}
 		if pause.wait(ctx, 0) != nil {
@@ -177,7 +181,7 @@ func (r *journalRun) resolve(life context.Context, lost error) error {
 func (r *journalRun) wait(limit time.Duration) script.Wait {
 	return script.Wait{
 		Limit: limit, Output: r.cmd.Stdout != nil || r.cmd.Stderr != nil,
-		Stdout: r.stdoutAt.Load(), Stderr: r.stderrAt.Load(), Inline: script.InlineMore, Lost: r.lostWaits,
+		Stdout: r.stdoutAt.Load(), Stderr: r.stderrAt.Load(), Inline: script.InlineMore, Lost: int(r.lostWaits.Load()),
 	}
 }
 
@@ -291,7 +295,7 @@ func (r *journalRun) observe(life, ctx context.Context) error {
 		wait := r.wait(waitTime)
 		frame, err := r.ask(ctx, r.journal.Observe(wait), wait)
 		if err != nil {
-			r.lostWaits++
+			r.lostWaits.Add(1)
 		} else {
 			err = r.take(ctx, frame, wait)
 		}
@@ -344,7 +348,7 @@ func (r *journalRun) stop(ctx context.Context) bool {
 // neverStarted reports that the script took the record, and so nobody can start the command. Where journals are known
 // to have been lost, as with a restart, it may have been started before.
 func (r *journalRun) neverStarted(f script.Frame) bool {
-	return f.State == script.StateNone || f.State == script.StateNoneNew && !r.knew
+	return !r.begun.Load() && (f.State == script.StateNone || f.State == script.StateNoneNew && !r.knew)
 }
 
 // settle takes in what the stop found, and lets the journal be removed.

@@ -1,6 +1,7 @@
 package leasehold
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -18,7 +19,7 @@ func TestAShortCommandTakesOneRequest(t *testing.T) {
 	r, l := execRig(t, TransportAuto)
 	mustRun(t, l, Command{Args: []string{"true"}, Transport: TransportJournal}, finished(0, "", "")) // resolves the lease
 	r.server.ResetRequests()
-	got, err := l.Executor().Run(t.Context(), Command{Script: "echo out; echo err >&2; exit 3"})
+	got, err := l.Executor().Run(t.Context(), Command{Script: "echo out; echo err >&2; exit 3", Transport: TransportAuto})
 	if err != nil || got.Delivery != DeliveryReply || got.Transport != TransportJournal || string(got.Stdout) != "out\n" || string(got.Stderr) != "err\n" {
 		t.Errorf("Run() = %+v, %v", got, err)
 	}
@@ -90,7 +91,7 @@ func TestWithoutRoomForAJournalASessionRuns(t *testing.T) {
 	}
 	t.Cleanup(func() { os.Remove(dir) })
 	c := newCounter(t)
-	got, err := l.Executor().Run(t.Context(), Command{Script: c.script()})
+	got, err := l.Executor().Run(t.Context(), Command{Script: c.script(), Transport: TransportAuto})
 	if err != nil {
 		t.Error(err)
 	}
@@ -199,7 +200,7 @@ func TestRecoveryMovesLittleTwice(t *testing.T) {
 	r.server.SetFaults(faults...)
 	var moved, size int64
 	out := writerFunc(func(p []byte) (int, error) { size += int64(len(p)); return len(p), nil })
-	got, err := l.Executor().Run(t.Context(), Command{Script: "head -c 33554432 /dev/zero", Stdout: out})
+	got, err := l.Executor().Run(t.Context(), Command{Script: "head -c 33554432 /dev/zero", Stdout: out, Transport: TransportJournal})
 	for _, q := range r.server.Requests() {
 		moved += q.Sent
 	}
@@ -207,4 +208,32 @@ func TestRecoveryMovesLittleTwice(t *testing.T) {
 		t.Errorf("Run() = %+v, %v; %d bytes moved for %d", got, err, moved, size)
 	}
 	r.wantHits(t)
+}
+
+// TestE1ACommandThatRemovesItsJournalStartsOnce: what the exit leaves behind is not taken for a journal that never was.
+func TestE1ACommandThatRemovesItsJournalStartsOnce(t *testing.T) {
+	for name, harm := range map[string]string{"removed": "rm -rf $TMPDIR/.leasehold-*/*", "emptied": "for f in $TMPDIR/.leasehold-*/*; do : >$f; done"} {
+		for _, exit := range []string{"exit 3", "sleep 1; exit 3"} {
+			t.Run(name+", "+exit, func(t *testing.T) {
+				t.Parallel()
+				_, l := execRig(t, TransportAuto)
+				c := newCounter(t)
+				got, err := l.Executor().Run(t.Context(), Command{Script: "echo x >>" + c.file + "; " + harm + "; " + exit, Transport: TransportAuto, Timeout: 10 * time.Second})
+				c.want(t, 1)
+				if got.Dispatched == DispatchedNo || err == nil && (!got.Exited || got.ExitCode != 3) {
+					t.Errorf("Run() = %+v, %v for a command that ran", got, err)
+				}
+			})
+		}
+	}
+}
+
+// TestOutputIsAppended: a command that opens its output again does not leave holes in it.
+func TestOutputIsAppended(t *testing.T) {
+	_, l := execRig(t, TransportJournal)
+	got, err := l.Executor().Run(t.Context(), Command{Script: "echo one; echo two >/dev/stdout; echo three", Transport: TransportJournal})
+	if err != nil || bytes.ContainsRune(got.Stdout, 0) || !bytes.HasSuffix(got.Stdout, []byte("two\nthree\n")) {
+		t.Errorf("Run() = %q, %v, want it to end in two and three", got.Stdout, err)
+	}
+	mustRun(t, l, Command{Script: "echo one; echo two >/dev/stdout; echo three; echo e1 >&2; echo e2 >/dev/stderr", Transport: TransportSession}, finished(0, "one\ntwo\nthree\n", "e1\ne2\n"))
 }

@@ -249,7 +249,7 @@ func TestE2AJournalIsExactWhateverTheSize(t *testing.T) {
 	}
 	same := func() (*comparison, *comparison) { return &comparison{want: content}, &comparison{want: content} }
 	out, errs := same()
-	got, err := l.Executor().Run(t.Context(), Command{Script: fmt.Sprintf("cat %s; cat %s >&2", file, file), Stdout: out, Stderr: errs})
+	got, err := l.Executor().Run(t.Context(), Command{Script: fmt.Sprintf("cat %s; cat %s >&2", file, file), Stdout: out, Stderr: errs, Transport: TransportJournal})
 	if err != nil || !got.Complete || out.at != len(content) || errs.at != len(content) || out.differs || errs.differs {
 		t.Errorf("Run() = %+v, %v; %d and %d bytes, different: %v, %v", got, err, out.at, errs.at, out.differs, errs.differs)
 	}

@@ -96,7 +96,7 @@ func (x *execution) run(ctx context.Context) error {
 	if x.box, err = x.l.toolbox(early); err != nil {
 		return x.unbegun(early, err)
 	}
-	if x.cmd.Transport != TransportSession {
+	if x.cmd.Transport.journals() {
 		if x.cmd.Stdin != nil {
 			x.input = newInput(x.cmd.Stdin)
 			defer close(x.input.quit)

@@ -51,7 +51,7 @@ var transportOf sync.Map
 
 // on chooses the transport.
 func (c Command) on(l *Lease) Command {
-	if tr, ok := transportOf.Load(l); ok && c.Transport == TransportAuto {
+	if tr, ok := transportOf.Load(l); ok && c.Transport == TransportDefault {
 		c.Transport = tr.(Transport)
 	}
 	return c

@@ -82,7 +82,12 @@ func ReadFrame(mark, output string, inline int) (Frame, error) {
 
 // record takes in a line of the record.
 func (f *Frame) record(line string) {
-	f.Claimed = true
+	if line == "" {
+		f.Claimed = true // the first line: a record without it was made by something else, such as the exit after its removal
+	}
+	if !f.Claimed {
+		return
+	}
 	word, rest, _ := strings.Cut(line, " ")
 	switch word {
 	case "pid":

@@ -312,7 +312,7 @@ func (j Journal) Start(s Start) Script {
 		b.WriteString(" && " + emit(s.Login.Script) + " >\"$_r.s\"")
 	}
 	// Of the subshell alone: dash says "Killed" on the stderr of what waits for it.
-	streams := "<" + stdin + ` >"$_o" 2>"$_e"`
+	streams := "<" + stdin + ` >>"$_o" 2>>"$_e"`
 	text := s.Login.recording(`"$_leasehold_r"`).Text()
 	argument := `-c "$_c" sh`
 	if len(text) > MaxWord {
