@@ -408,7 +408,7 @@ func FuzzParseReply(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, output string) {
-		r, ok := ParseReply(output, "/work/"+mark)
+		r, ok := ParseReply(output, "/ws/"+mark)
 		if ok != (r.Word != "") || strings.ContainsAny(string(r.Word), " \n") || r.Bytes < 0 || len(r.Sockets) > MaxSkipped || r.SocketCount < len(r.Sockets) {
 			t.Errorf("ParseReply(%q) = %+v, %v", output, r, ok)
 		}
