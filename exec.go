@@ -44,13 +44,14 @@ type Command struct {
 	Dir string
 	// Env wins over the rest of the environment. Keys match [A-Za-z_][A-Za-z0-9_]*; values hold no NUL.
 	Env map[string]string
-	// Stdin is the command's input. It is delivered as the command reads it, and so is its end; what Run reads ahead is
-	// bounded. An input that ends at once within 64 KiB takes no request of its own. If a Read fails, the command is
-	// stopped. A Read that blocks when the command or the context has ended may return after Run, and is the last. Nil:
-	// the command finds its input at its end.
+	// Stdin is the command's input. Nil: the command finds its input at its end.
 	//
-	// A session cannot pass on the end of an input: there, Stdin is read to its end before the command starts, and
-	// becomes a private file in the sandbox, which is removed before the command reads it.
+	// A session cannot pass on the end of an input: Stdin is read to its end before the command starts, and becomes a
+	// private file in the sandbox, which is removed before the command reads it.
+	//
+	// With a journal it is delivered as the command reads it, and so is its end; what Run reads ahead is bounded. An
+	// input that ends at once within 64 KiB takes no request of its own. If a Read fails, the command is stopped. A Read
+	// that blocks when the command or the context has ended may return after Run, and is the last.
 	Stdin io.Reader
 	// Stdout and Stderr receive the output as it arrives; a session's log brings it line by line. Writers are never
 	// called at the same time, and Run does not return during a call. A writer that waits does not make the command
