@@ -2,6 +2,7 @@ package leasehold
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -237,4 +238,31 @@ func TestOutputIsAppended(t *testing.T) {
 		t.Errorf("Run() = %q, %v, want it to end in two and three", got.Stdout, err)
 	}
 	mustRun(t, l, Command{Script: "echo one; echo two >/dev/stdout; echo three; echo e1 >&2; echo e2 >/dev/stderr", Transport: TransportSession}, finished(0, "one\ntwo\nthree\n", "e1\ne2\n"))
+}
+
+// TestE5AStopWithoutTheRecordProvesNothing: a command that is known to have started is not taken for one that never did.
+func TestE5AStopWithoutTheRecordProvesNothing(t *testing.T) {
+	_, l := execRig(t, TransportJournal)
+	dir := t.TempDir()
+	proceed, removed := filepath.Join(dir, "proceed"), filepath.Join(dir, "removed")
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	out := writerFunc(func(p []byte) (int, error) { return len(p), os.WriteFile(proceed, nil, 0o600) }) // its start is known
+	type outcome struct {
+		got Result
+		err error
+	}
+	done := make(chan outcome, 1)
+	go func() {
+		got, err := l.Executor().Run(ctx, Command{
+			Script: "echo x; until [ -e " + proceed + " ]; do sleep 0.05; done; rm -rf $TMPDIR/.leasehold-*/*; : >" + removed + "; sleep 60",
+			Stdout: out, Transport: TransportJournal,
+		})
+		done <- outcome{got, err}
+	}()
+	eventually(t, "the record is removed", func() bool { _, err := os.Stat(removed); return err == nil })
+	cancel()
+	if o := <-done; o.err == nil || o.got.Dispatched != DispatchedYes || o.got.StopConfirmed || o.got.Exited {
+		t.Errorf("Run() = %+v, %v; want dispatched, and neither stop nor exit confirmed", o.got, o.err)
+	}
 }
