@@ -19,6 +19,7 @@ import (
 // TestTheSDKWorksWithTheEmulator drives the emulator with the SDK as its authors ship it, own HTTP client and websockets
 // included: what satisfies only this package is no Daytona.
 func TestTheSDKWorksWithTheEmulator(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir()) // the SDK leaves a copy of each download there
 	needProcesses(t)
 	for name := range hostileEnvironment {
 		t.Setenv(name, "") // the SDK obeys it

@@ -161,6 +161,7 @@ func driveSDKTerminals(t *testing.T, ctx context.Context, process *daytona.Proce
 }
 
 func driveSDKFiles(t *testing.T, ctx context.Context, files *daytona.FileSystemService, home string) {
+	t.Setenv("TMPDIR", t.TempDir()) // the SDK leaves a copy of each download there
 	folder := path.Join(home, "sdk")
 	ok(t, "folder", files.CreateFolder(ctx, folder, options.WithMode("0755")))
 	file := path.Join(folder, "a.txt")
