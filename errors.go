@@ -31,6 +31,8 @@ const (
 	KindUnsafe      Kind = "unsafe"       // an archive or path that would reach outside its target
 	KindLimit       Kind = "limit"        // a limit of the library or of the caller was reached
 	KindIO          Kind = "io"           // the host's own file, reader or writer failed
+	KindStore       Kind = "store"        // the durable record could not be read or written
+	KindFenced      Kind = "fenced"       // another owner has taken the durable record over, or removed it
 	KindClosed      Kind = "closed"       // the provider, lease or stream was closed
 )
 
@@ -55,6 +57,8 @@ var (
 	ErrUnsafe      = errors.New("unsafe path or archive")
 	ErrLimit       = errors.New("limit reached")
 	ErrIO          = errors.New("local input or output")
+	ErrStore       = errors.New("store unavailable")
+	ErrFenced      = errors.New("claim lost")
 	ErrClosed      = errors.New("closed")
 )
 
@@ -63,7 +67,7 @@ var sentinels = map[Kind]error{
 	KindBroken: ErrBroken, KindNotOwned: ErrNotOwned, KindNotRunning: ErrNotRunning, KindConflict: ErrConflict, KindQuota: ErrQuota,
 	KindRateLimited: ErrRateLimited, KindRefused: ErrRefused, KindUnavailable: ErrUnavailable,
 	KindTimeout: ErrTimeout, KindCanceled: ErrCanceled, KindUncertain: ErrUncertain, KindProtocol: ErrProtocol,
-	KindUnsafe: ErrUnsafe, KindLimit: ErrLimit, KindIO: ErrIO, KindClosed: ErrClosed,
+	KindUnsafe: ErrUnsafe, KindLimit: ErrLimit, KindIO: ErrIO, KindStore: ErrStore, KindFenced: ErrFenced, KindClosed: ErrClosed,
 }
 
 // Dispatch says whether a request, or the command behind it, reached the provider.
