@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync/atomic"
 	"time"
 
+	"github.com/leasehold-go/leasehold/internal/daytona"
 	"github.com/leasehold-go/leasehold/internal/script"
 )
 
@@ -107,9 +109,17 @@ func (in *input) Read(p []byte) (int, error) {
 	return 0, io.EOF
 }
 
-// feed delivers the input while the command runs. Each chunk is sent until it is known to be in the command's pipe, which
-// a command that does not read delays; sending it again does not write it again.
-func (r *journalRun) feed(ctx context.Context) {
+// feeder delivers an input while the command runs, on either transport: chunk by chunk into a pipe that the command's
+// script has made beside its record.
+type feeder struct {
+	*execution
+	journal script.Journal
+	taken   atomic.Int64 // bytes that the command was given
+}
+
+// feed runs until the input has ended, or nobody reads it, or ctx ends. Each chunk is sent until it is known to be in the
+// command's pipe, which a command that does not read delays; sending it again does not write it again.
+func (r *feeder) feed(ctx context.Context) {
 	for n := 0; ; n++ {
 		chunk, last, err := r.input.next(ctx)
 		if err != nil {
@@ -122,7 +132,7 @@ func (r *journalRun) feed(ctx context.Context) {
 		data := chunk
 		for pause := (backoff{}); ; {
 			wait := script.Wait{Limit: waitTime}
-			frame, err := r.ask(ctx, r.journal.Feed(n, data, last, wait), wait)
+			frame, err := r.ask(ctx, r.journal.Mark, r.journal.Feed(n, data, last, wait), wait)
 			if err == nil {
 				pause = backoff{}
 				switch frame.State {
@@ -146,4 +156,31 @@ func (r *journalRun) feed(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// ask runs a script that prints a frame with this mark.
+func (x *execution) ask(ctx context.Context, mark string, s script.Script, wait script.Wait) (script.Frame, error) {
+	ctx, cancel := context.WithTimeout(ctx, wait.Limit+replyTime)
+	defer cancel()
+	reply, err := x.box.ExecuteEnv(ctx, s.Command, s.Env, 0)
+	if err != nil {
+		return script.Frame{}, err
+	}
+	frame, err := script.ReadFrame(mark, reply.Output, wait.Inline)
+	if err != nil {
+		return frame, &daytona.Error{Op: daytona.OpExecute, Reason: daytona.ReasonDecode, Status: 200, Dispatch: daytona.DispatchYes}
+	}
+	return frame, nil
+}
+
+// readInput looks whether the input is small enough to ride in the dispatch.
+func (x *execution) readInput(ctx context.Context) error {
+	if x.input == nil {
+		return nil
+	}
+	err := x.input.peek(ctx, maxInline, inputGrace)
+	if err == nil && x.input.ended && x.input.err != nil {
+		err = &Error{Op: x.op, Kind: KindIO, Message: "the command's input could not be read; it was not started", cause: x.input.err}
+	}
+	return err
 }

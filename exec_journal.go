@@ -32,12 +32,10 @@ const (
 // and keeps its record and its output in files. Each request of it, the first included, waits in the sandbox for news and
 // brings them along; what does not fit, or is not text, is read from the files.
 type journalRun struct {
-	*execution
-	journal script.Journal
-	dir     string       // of the journals
-	begun   atomic.Bool  // the dispatch is known to have arrived
-	taken   atomic.Int64 // bytes of it that the command was given
-	knew    bool         // the sandbox had journals before
+	feeder
+	dir   string      // of the journals
+	begun atomic.Bool // the dispatch is known to have arrived
+	knew  bool        // the sandbox had journals before
 
 	stdoutAt, stderrAt atomic.Int64 // delivered
 	lostWaits          atomic.Int32 // requests without a reply: they may still be waiting
@@ -51,7 +49,8 @@ type journalRun struct {
 }
 
 func newJournalRun(x *execution) *journalRun {
-	r := &journalRun{execution: x, knew: x.l.journals.known(), journal: script.Journal{ID: strings.ToLower(rand.Text()), Mark: "lh" + rand.Text() + rand.Text()}}
+	r := &journalRun{knew: x.l.journals.known()}
+	r.execution, r.journal = x, script.Journal{ID: strings.ToLower(rand.Text()), Mark: "lh" + rand.Text() + rand.Text()}
 	if x.ref != nil {
 		r.journal.ID = x.ref.ID
 		r.stdoutAt.Store(x.from.Stdout)
@@ -65,18 +64,6 @@ func (r *journalRun) prepare(ctx context.Context) error {
 		return err
 	}
 	return r.l.journals.enter(r.execution)
-}
-
-// readInput looks whether the input is small enough to ride in the dispatch.
-func (r *journalRun) readInput(ctx context.Context) error {
-	if r.input == nil {
-		return nil
-	}
-	err := r.input.peek(ctx, maxInline, inputGrace)
-	if err == nil && r.input.ended && r.input.err != nil {
-		err = &Error{Op: r.op, Kind: KindIO, Message: "the command's input could not be read; it was not started", cause: r.input.err}
-	}
-	return err
 }
 
 // dispatch submits the command, and takes in what became of it meanwhile.
@@ -187,18 +174,11 @@ func (r *journalRun) wait(limit time.Duration) script.Wait {
 
 // ask runs one of the journal's scripts.
 func (r *journalRun) ask(ctx context.Context, s script.Script, wait script.Wait) (script.Frame, error) {
-	ctx, cancel := context.WithTimeout(ctx, wait.Limit+replyTime)
-	defer cancel()
-	reply, err := r.box.ExecuteEnv(ctx, s.Command, s.Env, 0)
-	if err != nil {
-		return script.Frame{}, err
+	frame, err := r.execution.ask(ctx, r.journal.Mark, s, wait)
+	if err == nil {
+		r.l.journals.know()
 	}
-	frame, err := script.ReadFrame(r.journal.Mark, reply.Output, wait.Inline)
-	if err != nil {
-		return frame, &daytona.Error{Op: daytona.OpExecute, Reason: daytona.ReasonDecode, Status: 200, Dispatch: daytona.DispatchYes}
-	}
-	r.l.journals.know()
-	return frame, nil
+	return frame, err
 }
 
 // take delivers what a frame brought, which was asked for from the offsets of wait, and then what it did not.
@@ -279,9 +259,9 @@ func (r *journalRun) fetch(ctx context.Context, o *output, at *atomic.Int64, suf
 func (r *journalRun) observe(life, ctx context.Context) error {
 	if r.feeding {
 		feedCtx, cancel := context.WithCancel(life)
-		var feeder sync.WaitGroup
-		feeder.Go(func() { r.feed(feedCtx) })
-		defer feeder.Wait()
+		var feeding sync.WaitGroup
+		feeding.Go(func() { r.feed(feedCtx) })
+		defer feeding.Wait()
 		defer cancel()
 	}
 	var blind time.Time // since when nothing could be read

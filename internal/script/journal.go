@@ -196,60 +196,18 @@ T() { sleep 0.05; false; }
 fi
 `
 
-// stop collects, in _d, the command's process, its group, its session and all descendants, and signals them until none is
-// left. _q is what the process table says of those that run: pid:parent:group:session. _f are those to be ended, and _c
-// those of them outside the group.
-const stop = `P() {
-_q=
-for _f in /proc/[0-9]*/stat; do
-read -r _a <"$_f" || continue
-_b=${_a%%%% *} _a=${_a##*) }
-set -- $_a
-[ "$1" = Z ] || _q="$_q $_b:$2:$3:$4"
-done
-_n=
-while [ "$_d" != "$_n" ]; do
-_n=$_d
-for _a in $_q; do
-_b=${_a%%%%:*} _a=${_a#*:}
-_c=${_a%%%%:*} _a=${_a#*:}
-case $_d in *" $_b "*) continue;; *" $_c "*) _d="$_d$_b "; continue;; esac
-case $_a in $_g:*|*:$_g) _d="$_d$_b ";; esac
-done
-done
-_f= _c=
-for _a in $_q; do
-_b=${_a%%%%:*} _a=${_a#*:*:}
-case $_d in *" $_b "*) _f="$_f $_b"; [ ${_a%%:*} = $_g ] || _c="$_c $_b";; esac
-done
-if [ ! -e /proc/self/stat ] && kill -0 -$_g; then _f=-$_g; fi
-[ "$_f" ]
-}
-for _k in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+// stop waits for the command's process to be known, and ends it: see stopGroup.
+const stop = stopGroup + `for _k in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
 if X || [ "$_g" ]; then break; fi
 sleep 0.05
 done
 if [ "$_x" ]; then F stopped; exit; fi
 if [ ! "$_g" ]; then F run; exit; fi
-_d=" $_g "
-_k=0
-while P; do
-if [ $_k = 0 ]; then kill -TERM -$_g; if [ "$_c" ]; then kill -TERM $_c; fi; fi
-if [ $_k -ge %[1]d ]; then kill -KILL -$_g; kill -KILL $_f; fi
-if [ $_k -ge %[2]d ]; then F alive; exit; fi
-_k=$((_k+1))
-sleep 0.05
-done
+if ! K; then F alive; exit; fi
 _k=0
 while ! X && [ $_k -lt 10 ]; do _k=$((_k+1)); sleep 0.02; done
 F stopped
 `
-
-// stopGrace is how long a command that was asked to end may take, and stopLimit how long being killed may take.
-const (
-	stopGrace = 2 * time.Second
-	stopLimit = time.Second
-)
 
 // signal sends a signal to the command's process group.
 const signal = `X
@@ -358,8 +316,7 @@ func (j Journal) Settle(w Wait) Script {
 // after two seconds. A command that was not started will not be, see [Journal.Settle].
 // The frame begins at the offsets of w.
 func (j Journal) Stop(w Wait) Script {
-	kill, give := int(stopGrace/Tick), int((stopGrace+stopLimit)/Tick)
-	return j.script(j.prelude() + fmt.Sprintf("_I=%d _O=%d _E=%d\n", w.Inline, w.Stdout, w.Stderr) + claim + "if [ \"$_w\" ]; then F none$_n; exit; fi\n" + fmt.Sprintf(stop, kill, give))
+	return j.script(j.prelude() + fmt.Sprintf("_I=%d _O=%d _E=%d\n", w.Inline, w.Stdout, w.Stderr) + claim + "if [ \"$_w\" ]; then F none$_n; exit; fi\n" + stop)
 }
 
 // Signal returns a script that sends a signal, such as "INT", to the command's process group.
