@@ -83,8 +83,9 @@ type Config struct {
 	// LabelPrefix starts the labels and names of all sandboxes. Lower-case letters, digits and inner hyphens, ending
 	// in a hyphen. Empty: [DefaultLabelPrefix].
 	LabelPrefix string
-	// MaxCreations bounds the creations under way at once; others wait, within their budget. Zero:
-	// [DefaultMaxCreations].
+	// MaxCreations bounds the creations under way at once; others wait, within their budget, in the order of their
+	// acquisitions. While the provider answers with a rate limit none is sent, and afterwards they are spaced as it was
+	// found to bear. An acquisition that cannot wait that long fails with [ErrRateLimited]. Zero: [DefaultMaxCreations].
 	MaxCreations int
 
 	Logger         *slog.Logger         // nil is silent

@@ -223,16 +223,22 @@ func (a *acquisition) confirmExpiry(sb *daytona.Sandbox) (time.Time, error) {
 // create submits the creation, and returns the id of the sandbox that it made. Only an answer that proves that this
 // request made nothing (rate limit, foreign name) leads to another one.
 func (a *acquisition) create(work, step context.Context) (id string, err error) {
+	place := a.p.admit.ticket()
 	for renames := 0; ; {
-		if err := a.p.admit.enter(step); err != nil {
+		if err := a.p.admit.enter(step, place); err != nil {
 			return "", failed(a.op, err)
 		}
 		sb, err := a.submit(work)
-		a.p.admit.leave()
+		refusal, ok := err.(*daytona.Error)
+		if ok && refusal.RateLimited() {
+			a.settled(true)
+			a.p.admit.refused(place, refusal.RetryAfter)
+			continue
+		}
+		a.p.admit.leave(place)
 		if err == nil {
 			return a.created(work, sb)
 		}
-		refusal, ok := err.(*daytona.Error)
 		if !ok {
 			return "", failed(a.op, err)
 		}
@@ -240,9 +246,6 @@ func (a *acquisition) create(work, step context.Context) (id string, err error) 
 		case refusal.Dispatch == daytona.DispatchNo:
 			a.settled(false)
 			return "", failed(a.op, err)
-		case refusal.Status == 429:
-			a.settled(true)
-			a.p.admit.pause(refusal.RetryAfter)
 		case refusal.NameTaken():
 			sb, err := a.sight(work, sightingTime)
 			switch {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"sync"
 
-	"golang.org/x/sync/semaphore"
 	"golang.org/x/sync/singleflight"
 
 	"go.opentelemetry.io/otel/trace"
@@ -53,7 +52,7 @@ type provider struct {
 	client  *daytona.Client
 	tracer  trace.Tracer
 	account account
-	admit   *creationGate
+	admit   *admission
 	onClose func() error // ends the embedded backend; nil without one
 
 	resumes singleflight.Group // by LeaseRef.key
@@ -87,7 +86,7 @@ func newProvider(config Config) (*provider, error) {
 	p := &provider{
 		cfg:    cfg,
 		tracer: noop.NewTracerProvider().Tracer(""),
-		admit:  &creationGate{slots: semaphore.NewWeighted(int64(cfg.MaxCreations))},
+		admit:  &admission{limit: cfg.MaxCreations},
 		leases: make(map[string]*Lease), sightings: make(map[string]string),
 	}
 	if cfg.TracerProvider != nil {
