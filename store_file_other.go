@@ -1,0 +1,13 @@
+//go:build (!unix && !windows) || solaris || illumos || aix
+
+package leasehold
+
+import (
+	"errors"
+	"os"
+)
+
+// tryLock fails: there is no lock here that ends with the process.
+func tryLock(*os.File) (bool, error) { return false, errors.ErrUnsupported }
+
+func syncDir(string) error { return nil }
