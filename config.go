@@ -27,6 +27,7 @@ const (
 	DefaultWorkspace          = "workspace"
 	DefaultLabelPrefix        = "leasehold-"
 	DefaultMaxCreations       = 8
+	DefaultClaimTime          = 5 * time.Minute
 
 	maxTimeout     = 24 * time.Hour
 	maxMinutes     = math.MaxInt32 // the API's integer
@@ -87,6 +88,17 @@ type Config struct {
 	// acquisitions. While the provider answers with a rate limit none is sent, and afterwards they are spaced as it was
 	// found to bear. An acquisition that cannot wait that long fails with [ErrRateLimited]. Zero: [DefaultMaxCreations].
 	MaxCreations int
+
+	// Store keeps a durable record of every sandbox, from before its creation is sent until it is proved to be given
+	// back, so that what this host leaves behind if it is killed is found by a [Sweeper]. What cannot be recorded is not
+	// sent. Nil: none; then the host itself must keep references, and the envelopes of errors.
+	//
+	// A lease is its host's who acquired or resumed it, or first used it after [Provider.Bind], last. If that host is
+	// not heard of for ClaimTime, the lease is an orphan, even if another host still uses it.
+	Store Store
+	// ClaimTime is how long this host may be silent before others may sweep what it holds: longer than a planned restart
+	// takes until the leases are resumed. Only with Store. Zero: [DefaultClaimTime]. 1 second to 24 hours.
+	ClaimTime time.Duration
 
 	Logger         *slog.Logger         // nil is silent
 	TracerProvider trace.TracerProvider // nil is none
@@ -183,6 +195,9 @@ func (c Config) withDefaults() (Config, error) {
 		c.MaxCreations = DefaultMaxCreations
 	case c.MaxCreations < 0:
 		p.add("MaxCreations", "is negative")
+	}
+	if c.ClaimTime = checkDuration(&p, "ClaimTime", c.ClaimTime, DefaultClaimTime); c.ClaimTime >= time.Millisecond && c.ClaimTime < time.Second {
+		p.add("ClaimTime", "is under one second")
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

@@ -98,7 +98,8 @@ type Disposition string
 // The dispositions.
 const (
 	OrphanDestroy Disposition = "destroy" // deleted
-	OrphanStop    Disposition = "stop"    // stopped, with its automatic deletion as it was, and kept on the list
+	OrphanStop    Disposition = "stop"    // stopped, with its automatic deletion as it is, and kept on the list
+	OrphanRetain  Disposition = "retain"  // the same, after its automatic deletion was switched off
 	OrphanKeep    Disposition = "keep"    // left as it is for now, and asked about again
 )
 
@@ -111,7 +112,7 @@ type Record struct {
 	State     RecordState     `json:"state"`
 	Envelope  CleanupEnvelope `json:"envelope"`        // its Attempt, a UUID, is the record's key
 	Lease     *LeaseRef       `json:"lease,omitempty"` // from StateLeased on
-	Orphan    Disposition     `json:"orphan"`          // what is, or would be, done with the sandbox: destroy or stop
+	Orphan    Disposition     `json:"orphan"`          // what is, or would be, done with the sandbox; not keep
 	CreatedAt time.Time       `json:"createdAt"`       // by the host's clock
 
 	// What sweeps found. An outage of the provider or of the store is not counted.
@@ -180,11 +181,14 @@ func (r Record) check(op string) error {
 			p.add("Record.Lease", "is of another sandbox than the envelope")
 		}
 	}
-	if r.Orphan != OrphanDestroy && r.Orphan != OrphanStop {
-		p.add("Record.Orphan", "is neither destroy nor stop")
-	}
-	if r.Orphan == OrphanStop && r.Lease == nil {
-		p.add("Record.Orphan", "is stop without a lease")
+	switch r.Orphan {
+	case OrphanDestroy:
+	case OrphanStop, OrphanRetain:
+		if r.Lease == nil {
+			p.add("Record.Orphan", "is %s without a lease", r.Orphan)
+		}
+	default:
+		p.add("Record.Orphan", "is neither destroy, stop nor retain")
 	}
 	if _, known := sentinels[r.Outcome]; r.Outcome != "" && !known {
 		p.add("Record.Outcome", "is not a kind of error")
