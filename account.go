@@ -1,52 +1,114 @@
 package leasehold
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"regexp"
 	"sync"
+	"time"
 )
 
 // account is what the provider knows of the account it works in: the credential it was configured with, and the
 // organisation that the API attested in a reply under that credential.
 type account struct {
 	endpoint   string
-	credential string // fingerprint of endpoint and credential
-	org        *attestation
+	credential string        // fingerprint of endpoint and credential
+	asked      chan struct{} // closed when the API was asked for the organisation, whatever came of it
+	ask        sync.Once
+
+	mu       sync.Mutex
+	attested string // fingerprint of endpoint and organisation; empty: not attested yet
 }
 
-// attestation is the organisation the API attested, once it did.
-type attestation struct {
-	mu sync.Mutex
-	id string
+func newAccount(endpoint, apiKey string) *account {
+	return &account{endpoint: endpoint, credential: fingerprint("credential", endpoint, apiKey), asked: make(chan struct{})}
 }
 
-func newAccount(endpoint, apiKey string) account {
-	return account{endpoint: endpoint, credential: fingerprint("credential", endpoint, apiKey), org: &attestation{}}
-}
-
-// attest records the organisation of a sandbox that the API returned under our credential, and returns the fingerprint
-// of that account.
-func (a account) attest(organization string) string {
+// of returns the fingerprint of an organisation that the API named, or nothing if it named none.
+func (a *account) of(organization string) string {
 	if organization == "" {
-		return a.credential
+		return ""
 	}
-	a.org.mu.Lock()
-	a.org.id = organization
-	a.org.mu.Unlock()
 	return fingerprint("organization", a.endpoint, organization)
 }
 
-// holds reports whether our credential is proved to belong to the account that the two fingerprints name. If it is, the
-// API's own not-found of an id is proof; if not, the id may exist in an account that we cannot see.
-func (a account) holds(accountFingerprint, credentialFingerprint string) bool {
-	if credentialFingerprint == a.credential {
-		return true
+// known returns the fingerprint of our organisation, if the API attested it.
+func (a *account) known() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.attested
+}
+
+// learn keeps the first organisation that the API attests. A key does not change its organisation.
+func (a *account) learn(attested string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.attested == "" {
+		a.attested = attested
 	}
-	a.org.mu.Lock()
-	id := a.org.id
-	a.org.mu.Unlock()
-	return id != "" && accountFingerprint == fingerprint("organization", a.endpoint, id)
+}
+
+// recorded returns what a reference says of the account of a sandbox: its organisation, else our credential.
+func (a *account) recorded(attested string) string {
+	if attested == "" {
+		return a.credential
+	}
+	return attested
+}
+
+// owns reports whether a sandbox that has the target's name and labels, and of which the API says that it belongs to the
+// organisation attested, is the target: it was made under our very credential, or in our organisation.
+func (a *account) owns(t target, attested string) bool {
+	return t.credential == a.credential || t.attested() && t.account == attested
+}
+
+// proves reports whether not-found of the target's id is proof, where attested is what the API attests after it. The
+// organisation decides where both name one: a rotated key goes on, and another organisation's key has seen nothing. Else
+// the credential must be the one that was recorded, and still be of the organisation that was attested for it.
+func (a *account) proves(t target, attested string) bool {
+	if t.attested() && attested != "" {
+		return t.account == attested
+	}
+	known := a.known()
+	return t.credential == a.credential && (attested == "" || known == "" || attested == known)
+}
+
+// attested reports whether the target's organisation is recorded. If it could not be attested, its credential stands in
+// for it.
+func (t target) attested() bool { return t.account != "" && t.account != t.credential }
+
+// attestTime bounds the question before the first creation, which can do without the answer.
+const attestTime = 5 * time.Second
+
+// attestOnce asks for our organisation before the first creation, so that its record names the organisation from the
+// beginning: without it a rotated key could not account for a creation whose reply never came. All that come meanwhile
+// wait. Without an answer the record names the credential alone.
+func (p *provider) attestOnce(ctx context.Context) {
+	p.account.ask.Do(func() {
+		defer close(p.account.asked)
+		limited, cancel := context.WithTimeout(ctx, attestTime)
+		defer cancel()
+		_, _ = p.attest(limited)
+	})
+	<-p.account.asked
+}
+
+// attest asks the API afresh for our organisation, and returns its fingerprint. If the API answers and has no sandbox by
+// which to tell, the credential is good, and what it attested before under the same credential holds, if anything.
+func (p *provider) attest(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.cfg.CallTimeout)
+	defer cancel()
+	organization, err := p.client.CredentialOrganization(ctx)
+	if err != nil {
+		return "", err
+	}
+	attested := p.account.of(organization)
+	p.account.learn(attested)
+	if attested == "" {
+		attested = p.account.known()
+	}
+	return attested, nil
 }
 
 // fingerprint is SHA-256 over the parts, each ended by a NUL, which none of them can contain.

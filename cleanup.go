@@ -41,7 +41,8 @@ type CreationOperation struct {
 	Name       string            `json:"name"`    // <prefix>create-<attempt>
 	Scope      Scope             `json:"scope"`
 	Labels     map[string]string `json:"labels"`
-	Credential string            `json:"credential"` // fingerprint of endpoint and credential
+	Credential string            `json:"credential"`        // fingerprint of endpoint and credential
+	Account    string            `json:"account,omitempty"` // fingerprint of endpoint and organisation, if the API attested it by then
 }
 
 func (p *provider) newCreation(scope Scope, reuse bool, extra map[string]string) CreationOperation {
@@ -63,14 +64,14 @@ func (p *provider) newCreation(scope Scope, reuse bool, extra map[string]string)
 	if scope.Workspace != "" {
 		labels[prefix+"workspace"] = scope.Workspace
 	}
-	return CreationOperation{Attempt: attempt, Name: prefix + "create-" + attempt, Scope: scope, Labels: labels, Credential: p.account.credential}
+	return CreationOperation{Attempt: attempt, Name: prefix + "create-" + attempt, Scope: scope, Labels: labels, Credential: p.account.credential, Account: p.account.known()}
 }
 
 // envelope returns what is needed to account for the creation later. observed is the sandbox's id, if it was seen.
 func (op CreationOperation) envelope(phase Phase, observed string) *CleanupEnvelope {
 	return &CleanupEnvelope{
 		Version: envelopeVersion, Name: op.Name, Attempt: op.Attempt, Scope: op.Scope, Labels: maps.Clone(op.Labels),
-		Credential: op.Credential, Observed: observed, Phase: phase,
+		Credential: op.Credential, Account: op.Account, Observed: observed, Phase: phase,
 	}
 }
 
@@ -83,6 +84,7 @@ type CleanupEnvelope struct {
 	Scope      Scope             `json:"scope"`
 	Labels     map[string]string `json:"labels"`             // at most 16
 	Credential string            `json:"credential"`         // fingerprint of endpoint and credential
+	Account    string            `json:"account,omitempty"`  // fingerprint of endpoint and organisation, if the API attested it by then
 	Observed   string            `json:"observed,omitempty"` // the sandbox's id, once it was seen with every label right
 	Phase      Phase             `json:"phase"`              // the step that failed first
 }
@@ -112,6 +114,9 @@ func (e CleanupEnvelope) check(op string) error {
 	checkLabels(&p, "CleanupEnvelope.Labels", e.Labels)
 	checkCreationLabels(&p, "CleanupEnvelope", e.Name, e.Attempt, e.Scope, e.Labels)
 	checkFingerprint(&p, "CleanupEnvelope.Credential", e.Credential)
+	if e.Account != "" {
+		checkFingerprint(&p, "CleanupEnvelope.Account", e.Account)
+	}
 	checkIdentifier(&p, "CleanupEnvelope.Observed", e.Observed, false)
 	switch e.Phase {
 	case PhaseCreate, PhaseWorkspace, PhaseShell, PhaseExpiry, PhaseSentinel:
@@ -156,7 +161,7 @@ func checkLabels(p *problems, field string, labels map[string]string) {
 }
 
 func (e CleanupEnvelope) target() target {
-	return target{id: e.Observed, name: e.Name, labels: e.Labels, credential: e.Credential}
+	return target{id: e.Observed, name: e.Name, labels: e.Labels, account: e.Account, credential: e.Credential}
 }
 
 // Inspect implements [Provider].
@@ -181,6 +186,9 @@ func (p *provider) Inspect(ctx context.Context, envelope CleanupEnvelope) (_ Cle
 		switch {
 		case err == nil:
 			found.Observed = sb.ID
+			if attested := p.account.of(sb.OrganizationID); attested != "" {
+				found.Account = attested
+			}
 		case found.Observed != "" && errors.Is(err, ErrGone):
 			err = nil // Cleanup will say so, with a receipt
 		}
@@ -219,12 +227,13 @@ func (p *provider) Cleanup(ctx context.Context, envelope CleanupEnvelope) (_ Rec
 	})
 }
 
-// checkEnvelope refuses an envelope that is malformed or of another account.
+// checkEnvelope refuses an envelope that is malformed, or whose account cannot be ours: it names no organisation, and
+// another credential. Whether an organisation is ours the API attests, with what it answers.
 func (p *provider) checkEnvelope(op string, e CleanupEnvelope) error {
 	if err := e.check(op); err != nil {
 		return err
 	}
-	if e.Credential != p.account.credential {
+	if e.Account == "" && e.Credential != p.account.credential {
 		return &Error{Op: op, Kind: KindNotOwned, Sandbox: e.Name, Dispatched: DispatchedNo, Message: "the envelope was made under another endpoint or credential"}
 	}
 	return nil

@@ -83,6 +83,8 @@ func (e *Error) status(remote *daytona.Error) {
 		e.Kind = KindQuota
 	case remote.NoRunner():
 		e.Kind, e.Retryable, e.Message = KindUnavailable, true, "the provider has no room at the moment"
+	case remote.Suspended():
+		e.Kind, e.Message = KindAuth, "the organisation is suspended"
 	case remote.Status == 401, remote.Status == 403:
 		e.Kind = KindAuth
 	case remote.NotFound():

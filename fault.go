@@ -38,8 +38,8 @@ const (
 // only one that sees it.
 type Fault struct {
 	// Method and Path choose the requests; empty means all. Path is compared segment by segment with the path on the
-	// server: "*" stands for one segment, "**" at the end for any number of them, such as "/api/sandbox/*/start",
-	// "/toolbox/*/process/session/*/exec", "/toolbox/**".
+	// server: "*" stands for one segment (not for "paginated", which is the list of sandboxes), "**" at the end for any
+	// number of them, such as "/api/sandbox/*/start", "/toolbox/*/process/session/*/exec", "/toolbox/**".
 	Method, Path string
 	// Nth is the first of them that is hit, counted from 1. 0 means 1.
 	Nth int

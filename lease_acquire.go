@@ -161,7 +161,7 @@ func (a *acquisition) enter(phase Phase) {
 func (a *acquisition) see(id string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.observed = id
+	a.observed, a.creation.Account = id, a.p.account.known()
 	if a.left {
 		a.p.sighted(a.creation.Attempt, id)
 	}
@@ -170,6 +170,10 @@ func (a *acquisition) see(id string) {
 // run creates the sandbox and makes it a lease. The creation itself is on work, which the caller's cancellation does
 // not end: aborting the request would only lose its reply. All that follows is on step, which it ends.
 func (a *acquisition) run(work, step context.Context) (LeaseRef, error) {
+	a.p.attestOnce(work)
+	a.mu.Lock()
+	a.creation.Account = a.p.account.known()
+	a.mu.Unlock()
 	id, err := a.create(work, step)
 	if err != nil {
 		return LeaseRef{}, err
@@ -185,7 +189,7 @@ func (a *acquisition) run(work, step context.Context) (LeaseRef, error) {
 	}
 	ref := LeaseRef{
 		Version: leaseRefVersion, Sandbox: id, Name: creation.Name, Scope: creation.Scope, Attempt: creation.Attempt,
-		Labels: creation.Labels, Account: a.p.account.attest(sb.OrganizationID), Credential: creation.Credential,
+		Labels: creation.Labels, Account: a.p.account.recorded(a.p.account.of(sb.OrganizationID)), Credential: creation.Credential,
 		Reuse: a.reuse, CreatedAt: a.began.UTC().Round(0),
 	}
 	a.enter(PhaseExpiry)
@@ -316,7 +320,7 @@ func (a *acquisition) created(work context.Context, sb *daytona.Sandbox) (id str
 	a.mu.Lock()
 	t := a.creation.target()
 	a.mu.Unlock()
-	if identifierForm.MatchString(sb.ID) && t.owns(sb, "") {
+	if t.describes(sb) {
 		return sb.ID, nil
 	}
 	if sb, err := a.sight(work, sightingTime); err == nil {

@@ -116,17 +116,15 @@ func (t target) label() string {
 	return t.name
 }
 
-// owns reports whether a sandbox that the API returned is the target: the id, the name, every recorded label and the
-// account. A deletion that was accepted changes the name to DESTROYED_<name>_<milliseconds>. An id that cannot be
-// recorded is not ours.
-func (t target) owns(sb *daytona.Sandbox, attested string) bool {
+// describes reports whether a sandbox that the API returned is the target: the id, the name and every recorded label. A
+// deletion that was accepted changes the name to DESTROYED_<name>_<milliseconds>. An id that cannot be recorded is not
+// ours.
+func (t target) describes(sb *daytona.Sandbox) bool {
 	renamed := sb.State == daytona.StateDestroying || sb.State == daytona.StateDestroyed
 	switch {
 	case t.id != "" && sb.ID != t.id, !identifierForm.MatchString(sb.ID):
 		return false
 	case sb.Name != t.name && !(renamed && strings.HasPrefix(sb.Name, "DESTROYED_"+t.name+"_")):
-		return false
-	case t.account != "" && t.account != attested:
 		return false
 	}
 	for key, value := range t.labels {
@@ -138,23 +136,24 @@ func (t target) owns(sb *daytona.Sandbox, attested string) bool {
 }
 
 // read reads the target by id (else by name) and verifies that it is ours. Not-found of an id under the account that
-// the target belongs to is [KindGone]; not-found that proves nothing is [KindUncertain]. What a repeat may mend is
-// repeated a few times.
+// the target belongs to, which is attested anew for it, is [KindGone]; not-found that proves nothing is [KindUncertain].
+// What a repeat may mend is repeated a few times.
 func (p *provider) read(ctx context.Context, op string, t target) (*daytona.Sandbox, error) {
 	var pause backoff
 	for attempt := 1; ; attempt++ {
 		sb, err := p.readOnce(ctx, t)
 		if err == nil {
-			if t.owns(sb, p.account.attest(sb.OrganizationID)) {
+			if attested := p.account.of(sb.OrganizationID); t.describes(sb) && p.account.owns(t, attested) {
+				p.account.learn(attested)
 				return sb, nil
 			}
 			return nil, &Error{Op: op, Kind: KindNotOwned, Sandbox: t.label(), Dispatched: DispatchedYes, Message: "its name, labels or account differ from the recorded ones: nothing was done to it"}
 		}
 		mapped := failed(op, err)
-		mapped.Sandbox = t.label()
 		if mapped.Kind == KindNotFound {
-			return nil, p.absent(ctx, op, t)
+			mapped = p.absent(ctx, op, t)
 		}
+		mapped.Sandbox = t.label()
 		if !mapped.Retryable || attempt == readAttempts {
 			return nil, mapped
 		}
@@ -180,26 +179,29 @@ func (p *provider) readOwned(ctx context.Context, op string, ref LeaseRef) (*day
 }
 
 // absent says what the API's own not-found means for the target. The API masks what our credential may not see as
-// not-found, so the account is attested before anything is concluded.
-func (p *provider) absent(ctx context.Context, op string, t target) error {
+// not-found, so it is proof only if the API attests, after it, that our credential is good and of the sandbox's account.
+func (p *provider) absent(ctx context.Context, op string, t target) *Error {
+	e := &Error{Op: op, Kind: KindUncertain, HTTPStatus: 404, Dispatched: DispatchedYes}
 	if t.id == "" {
-		return &Error{Op: op, Kind: KindUncertain, Sandbox: t.label(), HTTPStatus: 404, Dispatched: DispatchedYes, Message: "no sandbox of that name is visible, which does not prove that none will appear"}
+		e.Message = "no sandbox of that name is visible, which does not prove that none will appear"
+		return e
 	}
-	if !p.account.holds(t.account, t.credential) {
-		listCtx, cancel := context.WithTimeout(ctx, p.cfg.CallTimeout)
-		defer cancel()
-		if items, _, err := p.client.List(listCtx, nil, 1); err == nil && len(items) > 0 {
-			p.account.attest(items[0].OrganizationID)
+	attested, err := p.attest(ctx)
+	switch {
+	case err != nil:
+		e = failed(op, err)
+		e.Message = "not found, and the account in which it was looked for could not be attested"
+	case p.account.proves(t, attested):
+		e.Kind, e.Reason, e.Message = KindGone, ReasonNotFound, "the sandbox no longer exists"
+		if !t.expires.IsZero() && !time.Now().Before(t.expires) {
+			e.Reason = ReasonExpired
 		}
+	case t.attested() && attested != "":
+		e.Kind, e.Message = KindNotOwned, "the credential is of another account than the sandbox: nothing was done to it"
+	default:
+		e.Message = "not found, under a credential that is not proved to be of the sandbox's account"
 	}
-	if !p.account.holds(t.account, t.credential) {
-		return &Error{Op: op, Kind: KindUncertain, Sandbox: t.label(), HTTPStatus: 404, Dispatched: DispatchedYes, Message: "not found, under a credential that is not proved to be of the sandbox's account"}
-	}
-	reason := ReasonNotFound
-	if !t.expires.IsZero() && !time.Now().Before(t.expires) {
-		reason = ReasonExpired
-	}
-	return &Error{Op: op, Kind: KindGone, Reason: reason, Sandbox: t.label(), HTTPStatus: 404, Dispatched: DispatchedYes, Message: "the sandbox no longer exists"}
+	return e
 }
 
 // drive brings the target to the goal and returns the fresh read that shows it there. Each round reads the sandbox,

@@ -49,37 +49,35 @@ func TestNextStep(t *testing.T) {
 	}
 }
 
-func TestOwnership(t *testing.T) {
-	want := target{id: "id-1", name: "leasehold-create-a", labels: map[string]string{"k": "v", "l": "w"}, account: "acc"}
+func TestTargetDescribes(t *testing.T) {
+	want := target{id: "id-1", name: "leasehold-create-a", labels: map[string]string{"k": "v", "l": "w"}}
 	ours := func() *daytona.Sandbox {
 		return &daytona.Sandbox{ID: "id-1", Name: "leasehold-create-a", State: daytona.StateStarted, Labels: map[string]string{"k": "v", "l": "w", "added": "by the provider"}}
 	}
 	tests := []struct {
-		name     string
-		change   func(*daytona.Sandbox)
-		attested string
-		want     bool
+		name   string
+		change func(*daytona.Sandbox)
+		want   bool
 	}{
-		{"ours", func(*daytona.Sandbox) {}, "acc", true},
-		{"another id", func(s *daytona.Sandbox) { s.ID = "id-2" }, "acc", false},
-		{"another name", func(s *daytona.Sandbox) { s.Name = "other" }, "acc", false},
-		{"a label differs", func(s *daytona.Sandbox) { s.Labels["l"] = "x" }, "acc", false},
-		{"a label is missing", func(s *daytona.Sandbox) { delete(s.Labels, "k") }, "acc", false},
-		{"another account", func(*daytona.Sandbox) {}, "other", false},
+		{"ours", func(*daytona.Sandbox) {}, true},
+		{"another id", func(s *daytona.Sandbox) { s.ID = "id-2" }, false},
+		{"another name", func(s *daytona.Sandbox) { s.Name = "other" }, false},
+		{"a label differs", func(s *daytona.Sandbox) { s.Labels["l"] = "x" }, false},
+		{"a label is missing", func(s *daytona.Sandbox) { delete(s.Labels, "k") }, false},
 		{"renamed by its deletion", func(s *daytona.Sandbox) {
 			s.Name, s.State = "DESTROYED_leasehold-create-a_1700000000000", daytona.StateDestroying
-		}, "acc", true},
-		{"renamed without a deletion", func(s *daytona.Sandbox) { s.Name = "DESTROYED_leasehold-create-a_1700000000000" }, "acc", false},
+		}, true},
+		{"renamed without a deletion", func(s *daytona.Sandbox) { s.Name = "DESTROYED_leasehold-create-a_1700000000000" }, false},
 		{"another one's deletion", func(s *daytona.Sandbox) {
 			s.Name, s.State = "DESTROYED_leasehold-create-b_1700000000000", daytona.StateDestroying
-		}, "acc", false},
+		}, false},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			sb := ours()
 			tt.change(sb)
-			if got := want.owns(sb, tt.attested); got != tt.want {
-				t.Errorf("owns() = %t, want %t", got, tt.want)
+			if got := want.describes(sb); got != tt.want {
+				t.Errorf("describes() = %t, want %t", got, tt.want)
 			}
 		})
 	}

@@ -187,7 +187,7 @@ func (p *provider) Probe(ctx context.Context, request AcquireRequest) (ProbeRepo
 	report.Destroy = time.Since(began)
 	if err != nil {
 		mapped := failed(op, err)
-		mapped.Cleanup = (CreationOperation{Attempt: ref.Attempt, Name: ref.Name, Scope: ref.Scope, Labels: ref.Labels, Credential: ref.Credential}).envelope(PhaseSentinel, ref.Sandbox)
+		mapped.Cleanup = (CreationOperation{Attempt: ref.Attempt, Name: ref.Name, Scope: ref.Scope, Labels: ref.Labels, Credential: ref.Credential, Account: p.account.known()}).envelope(PhaseSentinel, ref.Sandbox)
 		return report, mapped
 	}
 	return report, nil

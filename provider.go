@@ -51,7 +51,7 @@ type provider struct {
 	cfg     Config
 	client  *daytona.Client
 	tracer  trace.Tracer
-	account account
+	account *account
 	admit   *admission
 	onClose func() error // ends the embedded backend; nil without one
 

@@ -82,7 +82,7 @@ func (r *rig) requests() []string {
 	for _, q := range r.server.Requests() {
 		segments := strings.Split(q.Path, "/")
 		for i := range segments {
-			if i > 0 && (segments[i-1] == "sandbox" || segments[i-1] == "toolbox" || segments[i-1] == "session" || segments[i-1] == "command" || segments[i-1] == "autodelete") {
+			if i > 0 && (segments[i-1] == "sandbox" || segments[i-1] == "toolbox" || segments[i-1] == "session" || segments[i-1] == "command" || segments[i-1] == "autodelete") && segments[i] != "paginated" {
 				segments[i] = "*"
 			}
 		}

@@ -11,8 +11,8 @@
 //
 //	call                       | carried by       | why
 //	---------------------------+------------------+------------------------------------------------------------------
-//	Create, Get, List          | generated client | the SDK hides labels, error reason and expiry, polls inside Create,
-//	                           |                  | loses the id when that fails, and cannot take an http.Client. The
+//	Create, Get, List,         | generated client | the SDK hides labels, error reason and expiry, polls inside Create,
+//	CredentialOrganization     |                  | loses the id when that fails, and cannot take an http.Client. The
 //	                           |                  | reply is decoded here: the model demands 14 fields, and replaces
 //	                           |                  | unknown states by a number
 //	Start, Stop, Archive,      | generated client | the SDK's versions wait, poll every 100 ms, and give up on one lost

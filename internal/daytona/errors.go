@@ -96,6 +96,8 @@ var (
 	// API v0.190: "Total CPU limit exceeded. Maximum allowed: 10."; per sandbox "Disk request 20GB exceeds maximum
 	// allowed per sandbox (10GB)". Measured as 400; the exception in its source is a 403.
 	wordQuota = []wording{{[]int{400, 403}, "limit exceeded. maximum allowed"}, {[]int{400, 403}, "exceeds maximum allowed per sandbox"}}
+	// API v0.190: POST /sandbox, start and recover in an organisation that may only stop and delete what it has.
+	wordSuspended = []wording{{[]int{403}, "organization is suspended"}}
 	// API v0.190: no machine has room at the moment.
 	wordNoRunner = []wording{{[]int{400}, "no available runners"}}
 	// API v0.190: POST /sandbox and start; the runner failed, and a sandbox in state error is left behind.
@@ -159,6 +161,9 @@ func (e *Error) Unauthorized() bool { return e.Status == http.StatusUnauthorized
 
 // Forbidden reports a 403 that is not a quota.
 func (e *Error) Forbidden() bool { return e.Status == http.StatusForbidden && !e.Quota() }
+
+// Suspended reports that the credential's organisation is suspended.
+func (e *Error) Suspended() bool { return e.says(wordSuspended) }
 
 // RateLimited reports a 429. RetryAfter says how long to wait, if the provider did.
 func (e *Error) RateLimited() bool { return e.Status == http.StatusTooManyRequests }

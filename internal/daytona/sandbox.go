@@ -97,12 +97,33 @@ func (c *Client) List(ctx context.Context, labels map[string]string, page int) (
 	if err != nil || page < 1 || page > 1<<20 {
 		return nil, false, badInput(OpList)
 	}
-	err = c.do(ctx, OpList, func(ctx context.Context) error {
+	return c.list(ctx, page, func(ctx context.Context) api.SandboxAPIListSandboxesPaginatedRequest {
 		request := c.api.SandboxAPI.ListSandboxesPaginated(ctx).Page(float32(page)).Limit(listLimit)
 		if len(labels) > 0 {
 			request = request.Labels(string(filter))
 		}
-		_, resp, err := request.Execute()
+		return request
+	})
+}
+
+// CredentialOrganization returns the id of the credential's organisation, as the API attests it with any sandbox of it in the list;
+// nothing, if there is none. No other call tells it to an API key: GET /organizations is for users, and
+// GET /api-keys/current leaves it out. The list needs no permission, and is open to a key that is limited to the paths of
+// sandboxes.
+func (c *Client) CredentialOrganization(ctx context.Context) (string, error) {
+	items, _, err := c.list(ctx, 1, func(ctx context.Context) api.SandboxAPIListSandboxesPaginatedRequest {
+		return c.api.SandboxAPI.ListSandboxesPaginated(ctx).Page(1).Limit(1).IncludeErroredDeleted(true)
+	})
+	if err != nil || len(items) == 0 {
+		return "", err
+	}
+	return items[0].OrganizationID, nil
+}
+
+// list reads the page that request asks for.
+func (c *Client) list(ctx context.Context, page int, request func(context.Context) api.SandboxAPIListSandboxesPaginatedRequest) (items []*Sandbox, more bool, err error) {
+	err = c.do(ctx, OpList, func(ctx context.Context) error {
+		_, resp, err := request(ctx).Execute()
 		var reply struct {
 			Items      []sandboxReply `json:"items"`
 			TotalPages float64        `json:"totalPages"`

@@ -2,7 +2,6 @@ package emulator
 
 import (
 	"context"
-	"crypto/subtle"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -108,26 +107,16 @@ func (s *Server) api(w http.ResponseWriter, r *http.Request) {
 		writeError(w, r, refuse(http.StatusNotFound, fmt.Sprintf("Cannot %s %s", r.Method, r.URL.RequestURI())))
 		return
 	}
-	organization, ok := s.authenticate(r)
+	key, ok := s.authenticate(r)
 	if !ok {
 		writeError(w, r, refuse(http.StatusUnauthorized, "Invalid credentials"))
 		return
 	}
-	s.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), organizationKey{}, organization)))
-}
-
-// authenticate finds the organisation of a request's bearer token.
-func (s *Server) authenticate(r *http.Request) (organization string, ok bool) {
-	token, bearer := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	if !bearer {
-		return "", false
+	if err := key.permit(r); err != nil {
+		writeError(w, r, err)
+		return
 	}
-	for key, owner := range s.keys {
-		if subtle.ConstantTimeCompare([]byte(key), []byte(token)) == 1 {
-			organization, ok = owner, true
-		}
-	}
-	return organization, ok
+	s.mux.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), organizationKey{}, key.Organization)))
 }
 
 type organizationKey struct{}

@@ -204,7 +204,7 @@ func (s *Server) admit(organization string, b createBody) (*sandbox, Snapshot, *
 		}
 	}
 	if s.limits.Suspended {
-		return none(refuse(http.StatusForbidden, "Organization is suspended"))
+		return none(errSuspended)
 	}
 	r := record{
 		ID: uuid.NewString(), Organization: organization, Name: b.name, Snapshot: b.snapshot, Dockerfile: b.dockerfile,

@@ -30,7 +30,7 @@ type Options struct {
 	APIKey string
 	// Organization is the organisation of APIKey. Empty means the one recorded in Dir, else a random UUID.
 	Organization string
-	// Keys are further API keys, each with its organisation: a rotated key, or another tenant.
+	// Keys are further API keys, each with its organisation: a rotated key, or another tenant. See also Server.SetKey.
 	Keys map[string]string
 	// Listener is where to serve. Nil means a free port of 127.0.0.1. Close closes it.
 	Listener net.Listener
@@ -107,7 +107,7 @@ type Limits struct {
 	SandboxCPU, SandboxMemory, SandboxDisk int // of one sandbox
 	Sandboxes                              int // number of sandboxes that are not destroyed
 	NoRunners                              bool
-	Suspended                              bool
+	Suspended                              bool          // nothing is created, started or recovered
 	RequestRate, CreateRate, LifecycleRate int           // requests per Window: all, creations, other state changes
 	Window                                 time.Duration // default 1 minute
 }
@@ -135,7 +135,6 @@ type Snapshot struct {
 type Server struct {
 	opt    Options
 	dir    string
-	keys   map[string]string // API key to organisation
 	log    *slog.Logger
 	root   string // scheme and authority, without a slash at the end
 	http   *http.Server
@@ -160,6 +159,7 @@ type Server struct {
 	mu        sync.Mutex // guards the fields below and all of every sandbox that says so
 	closed    bool
 	limits    Limits
+	keys      map[string]Key // by the API key
 	sandboxes map[string]*sandbox
 	version   uint64 // of the whole control plane; grows with each change
 	rates     map[string]*rateWindow
@@ -170,7 +170,7 @@ type Server struct {
 func Start(opt Options) (*Server, error) {
 	s := &Server{
 		opt: opt, log: opt.Logger, serving: make(chan struct{}), limits: opt.Limits,
-		keys: map[string]string{}, sandboxes: map[string]*sandbox{},
+		keys: map[string]Key{}, sandboxes: map[string]*sandbox{},
 		rates: map[string]*rateWindow{}, signed: map[string]signedPreview{},
 	}
 	if s.log == nil {
@@ -195,9 +195,9 @@ func Start(opt Options) (*Server, error) {
 		s.opt.APIKey = "dtn_" + rand.Text()
 	}
 	for key, organization := range opt.Keys {
-		s.keys[key] = organization
+		s.keys[key] = Key{Organization: organization}
 	}
-	s.keys[s.opt.APIKey] = s.opt.Organization
+	s.keys[s.opt.APIKey] = Key{Organization: s.opt.Organization}
 	if err := s.listen(); err != nil {
 		s.cancel()
 		return nil, errors.Join(err, s.closeDir())

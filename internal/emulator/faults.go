@@ -44,7 +44,8 @@ const replayLimit = 256 << 10
 // used before ends without a reply: to lose such a request for good, let Count cover the repetition.
 type Fault struct {
 	// Method and Path choose the requests. Empty means all. Path is compared with the path after the server's root,
-	// segment by segment: "*" stands for one segment, "**" at the end for any number of them. Examples:
+	// segment by segment: "*" stands for one segment, though not for the word "paginated" of the list of sandboxes, "**"
+	// at the end for any number of them. Examples:
 	// "/api/sandbox/*/start", "/toolbox/*/process/session/*/exec", "/toolbox/**".
 	Method, Path string
 	// Nth is the first of them that is hit, counted from 1. 0 means 1.
@@ -116,6 +117,9 @@ func (f *Fault) matches(r *http.Request) bool {
 	return (f.Method == "" || f.Method == r.Method) && matchPath(f.Path, r.URL.EscapedPath())
 }
 
+// listSegment stands in the list's path where other paths have a sandbox's id.
+const listSegment = "paginated"
+
 func matchPath(pattern, path string) bool {
 	if pattern == "" {
 		return true
@@ -125,7 +129,7 @@ func matchPath(pattern, path string) bool {
 		switch {
 		case want == "**" && i == len(wants)-1:
 			return true
-		case i >= len(have), want != "*" && want != have[i]:
+		case i >= len(have), want != have[i] && (want != "*" || have[i] == listSegment):
 			return false
 		}
 	}

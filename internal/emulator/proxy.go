@@ -23,10 +23,10 @@ func (s *Server) proxy(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "404 page not found", http.StatusNotFound)
 		return
 	}
-	organization, ok := s.authenticate(r)
+	key, ok := s.authenticate(r)
 	s.mu.Lock()
 	sb := s.sandboxes[id]
-	known := ok && sb != nil && sb.Organization == organization && sb.visible()
+	known := ok && !key.Masked && sb != nil && sb.Organization == key.Organization && sb.visible()
 	s.mu.Unlock()
 	if !known {
 		proxyError(w, r, http.StatusUnauthorized, "UNAUTHORIZED", "unauthorized: authentication failed: Bearer token is invalid")

@@ -359,6 +359,8 @@ func (s *Server) beginStart(sb *sandbox, stall *time.Duration) *apiError {
 		return nil
 	case from != StateStopped && from != StateArchived:
 		return refuse(http.StatusBadRequest, "Sandbox is not in valid state")
+	case s.limits.Suspended:
+		return errSuspended
 	}
 	s.change(sb, func(r *record) {
 		r.Desired, r.ActiveAt = StateStarted, time.Now()
@@ -403,6 +405,8 @@ func (s *Server) beginRecover(sb *sandbox, stall *time.Duration) *apiError {
 		return refuse(http.StatusBadRequest, "Sandbox must be in error state to recover")
 	case !sb.Recoverable:
 		return refuse(http.StatusBadRequest, "Sandbox is not recoverable")
+	case s.limits.Suspended:
+		return errSuspended
 	}
 	s.change(sb, func(r *record) {
 		r.State, r.Desired, r.ErrorReason, r.Recoverable = StateStarting, StateStarted, "", false

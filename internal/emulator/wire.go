@@ -23,7 +23,10 @@ func notFound(idOrName string) *apiError {
 	return refuse(http.StatusNotFound, "Sandbox with ID or name "+idOrName+" not found")
 }
 
-var errPending = refuse(http.StatusConflict, "Sandbox state change in progress")
+var (
+	errPending   = refuse(http.StatusConflict, "Sandbox state change in progress")
+	errSuspended = refuse(http.StatusForbidden, "Organization is suspended") // it may still stop and delete
+)
 
 // ErrorBody is the control plane's own error body, for faults that must look like its refusals.
 func ErrorBody(status int, message string) string {
