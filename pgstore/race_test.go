@@ -190,6 +190,24 @@ func TestRenewalIsSeen(t *testing.T) {
 	check(t, s.Update(t.Context(), claim, r))
 }
 
+// TestRenewalInProgressIsSeen: what is of an owner that is being renewed is passed over by a sweep.
+func TestRenewalInProgressIsSeen(t *testing.T) {
+	s := newStore(t)
+	owner := newOwner(t, s)
+	must(s.Put(t.Context(), storetest.NewRecord(), owner))(t)
+	check(t, s.Renew(t.Context(), owner, 0))
+	renewal := must(open(t).BeginTx(t.Context(), nil))(t)
+	_, err := renewal.ExecContext(t.Context(), s.statements.renew, owner, int64(1e9))
+	check(t, err)
+	if claims := must(s.ClaimDue(t.Context(), newOwner(t, s), 10))(t); len(claims) != 0 {
+		t.Errorf("ClaimDue() took %d records of an owner that is being renewed", len(claims))
+	}
+	check(t, renewal.Rollback())
+	if claims := must(s.ClaimDue(t.Context(), newOwner(t, s), 10))(t); len(claims) != 1 {
+		t.Errorf("ClaimDue() took %d records of the dead owner, want 1", len(claims))
+	}
+}
+
 // TestNewHolderIsSeen: a claim that waited while an owner that it never heard of took the record does not take it for
 // dead.
 func TestNewHolderIsSeen(t *testing.T) {

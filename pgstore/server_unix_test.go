@@ -32,7 +32,7 @@ rm -rf "$dir"
 `
 
 // settings make the server's start and every ordinary test fast. Its files are not to outlive the test.
-const settings = "-c fsync=off -c full_page_writes=off -c shared_buffers=16MB -c max_connections=60 -c max_wal_size=64MB -c log_checkpoints=off"
+const settings = "-c fsync=off -c full_page_writes=off -c shared_buffers=16MB -c max_connections=60 -c max_wal_size=64MB -c log_checkpoints=off -c log_min_messages=log -c log_min_error_statement=panic"
 
 // server is a PostgreSQL of the tests' own, in a temporary directory, which only its user and root can reach.
 type server struct {

@@ -90,10 +90,14 @@ func newStatements(n names) statements {
 		ORDER BY r.due LIMIT {limit}
 		FOR UPDATE SKIP LOCKED
 	), orphaned AS MATERIALIZED (
-		SELECT r.attempt, r.due FROM {owners} o JOIN {records} r ON r.owner = o.owner
-		WHERE o.until <= (SELECT at FROM guard) AND r.attempt <> ALL ($2::text::text[])
-		ORDER BY r.due LIMIT {limit}
-		FOR UPDATE OF r SKIP LOCKED FOR SHARE OF o SKIP LOCKED
+		SELECT held.attempt, held.due FROM {owners} o CROSS JOIN LATERAL (
+			SELECT r.attempt, r.due FROM {records} r
+			WHERE r.owner = o.owner AND r.attempt <> ALL ($2::text::text[])
+			ORDER BY r.due LIMIT {limit}
+			FOR UPDATE SKIP LOCKED) held
+		WHERE o.until <= (SELECT at FROM guard)
+		ORDER BY held.due LIMIT {limit}
+		FOR SHARE OF o SKIP LOCKED
 	), due AS MATERIALIZED (
 		SELECT attempt, due FROM (TABLE free UNION ALL TABLE orphaned) both_kinds
 		ORDER BY due, attempt LIMIT {limit}
