@@ -208,25 +208,29 @@ func TestRenewalInProgressIsSeen(t *testing.T) {
 	}
 }
 
-// TestNewHolderIsSeen: a claim that waited while an owner that it never heard of took the record does not take it for
-// dead.
+// TestNewHolderIsSeen: a claim that waited while an owner that it never heard of took the record knows whether that lives.
 func TestNewHolderIsSeen(t *testing.T) {
-	s := newStore(t)
-	r := storetest.NewRecord()
-	claim := must(s.Put(t.Context(), r, newOwner(t, s)))(t)
-	check(t, s.Release(t.Context(), claim, r, 0))
-	hold := must(open(t).BeginTx(t.Context(), nil))(t)
-	_, err := hold.ExecContext(t.Context(), `SELECT FROM `+s.names.records+` FOR UPDATE`)
-	check(t, err)
-	other := newOwner(t, s)
-	taken := async(func() error { _, err := s.Claim(t.Context(), r.Envelope.Attempt, other); return err })
-	eventually(t, "the claim's wait", func() bool { return waiting(t, s) == 1 })
-	_, err = hold.ExecContext(t.Context(), `INSERT INTO `+s.names.owners+` VALUES ('new', clock_timestamp() + interval '1 hour')`)
-	check(t, err)
-	_, err = hold.ExecContext(t.Context(), `UPDATE `+s.names.records+` SET owner = 'new', token = token + 1`)
-	check(t, err)
-	check(t, hold.Commit())
-	wantError(t, "Claim(of a living owner's)", await(t, "Claim()", taken), leasehold.ErrConflict)
+	for _, test := range []struct {
+		until string
+		want  error
+	}{{"1 hour", leasehold.ErrConflict}, {"-1 hour", nil}} {
+		s := newStore(t)
+		r := storetest.NewRecord()
+		claim := must(s.Put(t.Context(), r, newOwner(t, s)))(t)
+		check(t, s.Release(t.Context(), claim, r, 0))
+		hold := must(open(t).BeginTx(t.Context(), nil))(t)
+		_, err := hold.ExecContext(t.Context(), `SELECT FROM `+s.names.records+` FOR UPDATE`)
+		check(t, err)
+		other := newOwner(t, s)
+		taken := async(func() error { _, err := s.Claim(t.Context(), r.Envelope.Attempt, other); return err })
+		eventually(t, "the claim's wait", func() bool { return waiting(t, s) == 1 })
+		_, err = hold.ExecContext(t.Context(), `INSERT INTO `+s.names.owners+` VALUES ('new', clock_timestamp() + $1::text::interval)`, test.until)
+		check(t, err)
+		_, err = hold.ExecContext(t.Context(), `UPDATE `+s.names.records+` SET owner = 'new', token = nextval('`+s.names.tokens+`')`)
+		check(t, err)
+		check(t, hold.Commit())
+		wantError(t, "Claim(of one that lives "+test.until+")", await(t, "Claim()", taken), test.want)
+	}
 }
 
 // TestCancellationIsPrompt: a call that waits for a lock of somebody else's returns when its context ends.
