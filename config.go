@@ -67,13 +67,16 @@ type Config struct {
 
 	// The quota intervals, in minutes, are set on every sandbox, so that one nobody comes back for stops costing money
 	// even if this process dies. Nil means the default; an explicit 0 and -1 are kept. A stopped sandbox still counts
-	// against the storage quota, an archived one does not.
+	// against the storage quota, an archived one does not. What contradicts itself is refused: a sandbox that is deleted
+	// when it stops can neither be reused nor stop while it is set up or runs a command. What is merely unusual is not:
+	// without auto-stop and TTL a sandbox that nobody comes back for runs for ever.
 	AutoStopMinutes    *int // of inactivity until it is stopped; nil: 15; 0: never
 	AutoArchiveMinutes *int // stopped until it is archived; nil: 60; 0: the provider's maximum
 	AutoDeleteMinutes  *int // stopped until it is deleted; nil: 7 days; 0: at once; -1: never
 
 	// TTL is a sandbox's wall-clock lifetime, rounded down to whole minutes, after which the provider destroys it in
-	// whatever state it is. An acquisition whose expiry the provider does not confirm fails. Zero: none.
+	// whatever state it is. An acquisition whose expiry the provider does not confirm fails. It must not be under Timeout,
+	// or an acquisition could end with a sandbox that is destroyed already. Zero: none.
 	TTL time.Duration
 
 	Reuse bool // release stops the sandbox, so that resume can start it again; false: release deletes it
@@ -180,8 +183,16 @@ func (c Config) withDefaults() (Config, error) {
 	case c.TTL/time.Minute > maxMinutes:
 		p.add("TTL", "is over %d minutes", maxMinutes)
 	}
-	if c.Reuse && *c.AutoDeleteMinutes == 0 {
-		p.add("AutoDeleteMinutes", "0 deletes a sandbox when it stops, which contradicts Reuse")
+	if c.TTL >= time.Minute && c.TTL < c.Timeout {
+		p.add("TTL", "is under Timeout: a sandbox could be destroyed before its acquisition ends")
+	}
+	if *c.AutoDeleteMinutes == 0 {
+		if c.Reuse {
+			p.add("AutoDeleteMinutes", "0 deletes a sandbox when it stops, which contradicts Reuse")
+		}
+		if c.stopsWithin(c.Timeout) {
+			p.add("AutoDeleteMinutes", "0 deletes a sandbox when it stops, and AutoStopMinutes is under Timeout: it could be deleted while it is set up")
+		}
 	}
 	c.Workspace = checkWorkspace(&p, c.Workspace)
 	if c.LabelPrefix == "" {
@@ -203,6 +214,22 @@ func (c Config) withDefaults() (Config, error) {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	return c, p.err("configure")
+}
+
+// stopsWithin reports whether a sandbox that is used no more is stopped in less than d.
+func (c *Config) stopsWithin(d time.Duration) bool {
+	minutes := *c.AutoStopMinutes
+	return minutes > 0 && d > time.Duration(minutes)*time.Minute
+}
+
+// checkTimeout refuses a command that may last until its sandbox is stopped under it, and thereby deleted. As long as
+// this process watches a command it counts as use; but the command is to outlive the process.
+func (c *Config) checkTimeout(op string, timeout time.Duration) error {
+	var p problems
+	if *c.AutoDeleteMinutes == 0 && c.stopsWithin(timeout) {
+		p.add("Command.Timeout", "is over Config.AutoStopMinutes, and Config.AutoDeleteMinutes 0 deletes a sandbox when it stops: its output would be lost with it")
+	}
+	return p.err(op)
 }
 
 // checkAPIURL puts the URL into its canonical form: no trailing slash, so that the account fingerprint of one endpoint

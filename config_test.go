@@ -66,6 +66,18 @@ func TestConfigProblems(t *testing.T) {
 		{"explicit zero intervals", func(c *Config) { c.AutoStopMinutes, c.AutoArchiveMinutes, c.AutoDeleteMinutes = new(0), new(0), new(0) }, ""},
 		{"automatic deletion off", func(c *Config) { c.AutoDeleteMinutes = new(-1) }, ""},
 		{"deleted on stop, and reused", func(c *Config) { c.AutoDeleteMinutes, c.Reuse = new(0), true }, "AutoDeleteMinutes"},
+		{"deleted on stop, and stopped while it is set up", func(c *Config) {
+			c.AutoDeleteMinutes, c.AutoStopMinutes, c.Timeout = new(0), new(4), 5*time.Minute
+		}, "AutoDeleteMinutes"},
+		{"deleted on stop, and stopped after it was set up", func(c *Config) {
+			c.AutoDeleteMinutes, c.AutoStopMinutes, c.Timeout = new(0), new(5), 5*time.Minute
+		}, ""},
+		{"deleted on stop, and never stopped", func(c *Config) { c.AutoDeleteMinutes, c.AutoStopMinutes = new(0), new(0) }, ""},
+		{"never stopped, without a lifetime", func(c *Config) { c.AutoStopMinutes, c.AutoDeleteMinutes = new(0), new(-1) }, ""},
+		{"stopped later than destroyed", func(c *Config) { c.AutoStopMinutes, c.TTL = new(60), 10*time.Minute }, ""},
+		{"archived later than deleted", func(c *Config) { c.AutoArchiveMinutes, c.AutoDeleteMinutes = new(60), new(30) }, ""},
+		{"lifetime under the budget", func(c *Config) { c.TTL = DefaultTimeout - time.Second }, "TTL"},
+		{"lifetime of the budget", func(c *Config) { c.TTL = DefaultTimeout }, ""},
 		{"interval beyond the API's integer", func(c *Config) { c.AutoStopMinutes = new(1 << 31) }, "AutoStopMinutes"},
 		{"timeout of a day", func(c *Config) { c.Timeout = 24 * time.Hour }, ""},
 		{"timeout over a day", func(c *Config) { c.Timeout = 24*time.Hour + 1 }, "Timeout"},
@@ -110,7 +122,7 @@ func TestConfigDefaults(t *testing.T) {
 		APIKey: "from-the-environment", APIURL: "https://app.daytona.io/api", Language: "python",
 		Timeout: 5 * time.Minute, CallTimeout: 30 * time.Second,
 		AutoStopMinutes: new(15), AutoArchiveMinutes: new(60), AutoDeleteMinutes: new(10080),
-		Workspace: "workspace", LabelPrefix: "leasehold-", MaxCreations: 8,
+		Workspace: "workspace", LabelPrefix: "leasehold-", MaxCreations: 8, ClaimTime: 5 * time.Minute,
 	}
 	if diff := cmp.Diff(want, c); diff != "" {
 		t.Errorf("withDefaults() mismatch (-want +got):\n%s", diff)
@@ -134,6 +146,26 @@ func TestAPIURLIsCanonical(t *testing.T) {
 		c, err := Config{APIKey: "key", APIURL: raw}.withDefaults()
 		if err != nil || c.APIURL != "https://example.test/api" {
 			t.Errorf("APIURL %q became %q, %v", raw, c.APIURL, err)
+		}
+	}
+}
+
+// TestCommandThatOutlivesItsSandbox: a command that may last longer than the sandbox is refused before it is sent.
+func TestCommandThatOutlivesItsSandbox(t *testing.T) {
+	for _, tt := range []struct {
+		autoStop, autoDelete int
+		timeout              time.Duration
+		refused              bool
+	}{
+		{10, 0, 11 * time.Minute, true}, {10, 0, 10 * time.Minute, false}, {10, 0, 0, false},
+		{0, 0, time.Hour, false}, {10, -1, time.Hour, false}, {10, 1, time.Hour, false},
+	} {
+		c, err := Config{APIKey: "key", AutoStopMinutes: &tt.autoStop, AutoDeleteMinutes: &tt.autoDelete}.withDefaults()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := c.checkTimeout("run", tt.timeout); errors.Is(err, ErrInvalid) != tt.refused {
+			t.Errorf("checkTimeout(%v) with auto-stop %d and auto-delete %d = %v, want refused: %t", tt.timeout, tt.autoStop, tt.autoDelete, err, tt.refused)
 		}
 	}
 }

@@ -71,6 +71,9 @@ func newExecution(l *Lease, op string, cmd Command) (*execution, error) {
 	x := &execution{l: l, op: op, cmd: cmd, dispatched: DispatchedNo, stdout: newOutput(cmd.Stdout, cmd.CaptureLimit), stderr: newOutput(cmd.Stderr, cmd.CaptureLimit)}
 	var err error
 	x.login, err = x.cmd.check(op, l.ref.Workspace)
+	if err == nil {
+		err = l.p.cfg.checkTimeout(op, x.cmd.Timeout)
+	}
 	if x.cmd.Timeout == 0 && usesNetwork(x.cmd.Args) {
 		x.cmd.Timeout = gitTimeout
 	}

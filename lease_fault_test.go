@@ -2,6 +2,7 @@ package leasehold
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/leasehold-go/leasehold/internal/emulator"
 )
@@ -311,6 +314,88 @@ func TestL8ExpiryIsRoundedDownAndReadBack(t *testing.T) {
 		_, err := r.Acquire(t.Context(), request())
 		if e := wantError(t, err, KindRefused); e.Phase != PhaseExpiry {
 			t.Errorf("phase = %q, want expiry", e.Phase)
+		}
+		r.wantSandboxes(t, 0)
+	})
+}
+
+// TestL8LaterRequestsExtendNothing: the expiry of the creation stays, whatever another host's configuration asks for.
+func TestL8LaterRequestsExtendNothing(t *testing.T) {
+	r := newRig(t, Config{TTL: 30 * time.Minute, Reuse: true}, emulator.Options{})
+	ref := r.acquired(t).Ref()
+	if _, err := r.Release(t.Context(), ref, ReleaseOptions{Retain: true}); err != nil {
+		t.Fatal(err)
+	}
+	other := &rig{provider: rigProvider(t, r.server, Config{TTL: 48 * time.Hour, Reuse: true}), server: r.server}
+	defer func() { _ = other.Close(context.Background()) }()
+	l, err := other.Resume(t.Context(), ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := r.server.Sandbox(ref.Sandbox).DestroyAt(); !l.Ref().ExpiresAt.Equal(ref.ExpiresAt) || got.Sub(ref.ExpiresAt).Abs() > time.Second {
+		t.Errorf("the sandbox ends at %v, and the reference says %v, want %v", got, l.Ref().ExpiresAt, ref.ExpiresAt)
+	}
+	for _, q := range r.requests() {
+		if strings.Contains(q, "/ttl/") {
+			t.Errorf("the lifetime was changed: %s", q)
+		}
+	}
+}
+
+// TestL8EveryCreationSaysHowItEnds: those of probes too carry the lifetime and all three intervals, and a probe whose
+// expiry is not confirmed fails, and leaves nothing.
+func TestL8EveryCreationSaysHowItEnds(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		cfg  Config
+		want map[string]float64
+	}{
+		{"defaults", Config{TTL: time.Hour + 59*time.Second}, map[string]float64{"ttlMinutes": 60, "autoStopInterval": 15, "autoArchiveInterval": 60, "autoDeleteInterval": 10080}},
+		{"explicit zeros", Config{AutoStopMinutes: new(0), AutoArchiveMinutes: new(0), AutoDeleteMinutes: new(0)}, map[string]float64{"autoStopInterval": 0, "autoArchiveInterval": 0, "autoDeleteInterval": 0}},
+		{"never deleted", Config{AutoDeleteMinutes: new(-1)}, map[string]float64{"autoStopInterval": 15, "autoArchiveInterval": 60, "autoDeleteInterval": -1}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var mu sync.Mutex
+			var bodies []map[string]any
+			r := newRig(t, tt.cfg, emulator.Options{Toolbox: http.HandlerFunc((&world{}).toolbox), Middleware: func(next http.Handler) http.Handler {
+				return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+					if q.Method == "POST" && q.URL.Path == "/api/sandbox" {
+						text, _ := io.ReadAll(q.Body)
+						q.Body = io.NopCloser(strings.NewReader(string(text)))
+						var body map[string]any
+						_ = json.Unmarshal(text, &body)
+						mu.Lock()
+						bodies = append(bodies, body)
+						mu.Unlock()
+					}
+					next.ServeHTTP(w, q)
+				})
+			}})
+			r.acquired(t)
+			if _, err := r.Probe(t.Context(), request()); err != nil {
+				t.Fatal(err)
+			}
+			for i, body := range bodies {
+				got := make(map[string]float64)
+				for _, key := range []string{"ttlMinutes", "autoStopInterval", "autoArchiveInterval", "autoDeleteInterval"} {
+					if v, ok := body[key].(float64); ok {
+						got[key] = v
+					}
+				}
+				if diff := cmp.Diff(tt.want, got); diff != "" {
+					t.Errorf("creation %d mismatch (-want +got):\n%s", i, diff)
+				}
+			}
+			if len(bodies) != 2 {
+				t.Errorf("%d creations, want 2", len(bodies))
+			}
+		})
+	}
+	t.Run("a probe that is not confirmed", func(t *testing.T) {
+		r := newRig(t, Config{TTL: time.Hour}, emulator.Options{Legacy: true})
+		_, err := r.Probe(t.Context(), request())
+		if e := wantError(t, err, KindRefused); e.Phase != PhaseExpiry || e.Cleanup != nil {
+			t.Errorf("error = %+v, want phase expiry and no envelope", e)
 		}
 		r.wantSandboxes(t, 0)
 	})
