@@ -30,6 +30,7 @@ import (
 type bubbleBox struct {
 	dir   string // of everything
 	shell string
+	path  string // in front of PATH
 	word  string // a request to run something that holds it is a dispatch
 
 	// The log of a session's command shows a part of what it wrote after each of these times, all of it after the last
@@ -182,7 +183,7 @@ func (b *bubbleBox) file(content []byte) string {
 func (b *bubbleBox) command(env map[string]string) *exec.Cmd {
 	cmd := exec.Command(b.shell)
 	cmd.Dir = b.dir
-	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + b.dir + "/home", "TMPDIR=" + b.dir + "/tmp", "LC_ALL=C"}
+	cmd.Env = []string{"PATH=" + b.path + string(os.PathListSeparator) + os.Getenv("PATH"), "HOME=" + b.dir + "/home", "TMPDIR=" + b.dir + "/tmp", "LC_ALL=C"}
 	for name, value := range env {
 		cmd.Env = append(cmd.Env, name+"="+value)
 	}

@@ -180,7 +180,6 @@ type tableCell struct {
 	hits   atomic.Int64
 	mu     sync.Mutex
 	out    bytes.Buffer
-	errs   bytes.Buffer
 	parts  int // of out, that have arrived
 }
 
@@ -606,7 +605,7 @@ func (x *tableCell) violations(got Result, err error, errs []byte) (problems []s
 	if !got.Exited && got.ExitCode != -1 || got.Exited && got.ExitCode != tableExit && !got.StopConfirmed {
 		wrong("exited %v with code %d; the command's is %d", got.Exited, got.ExitCode, tableExit)
 	}
-	if (err == nil) != got.Complete && !got.StopConfirmed || err == nil && !got.Exited {
+	if err == nil && !(got.Complete && got.Exited) || got.Complete && err != nil && !errors.Is(err, ErrCanceled) {
 		wrong("complete %v, exited %v, and error %v", got.Complete, got.Exited, err)
 	}
 	if got.Fidelity == FidelityDamaged && x.transport == TransportSession {
