@@ -108,36 +108,6 @@ func TestE1ABrokenPipeIsNoProofThatNothingRan(t *testing.T) {
 	}
 }
 
-func TestE1ARefusalInPlaceOfTheReplyProvesNothing(t *testing.T) {
-	for _, status := range []int{401, 403, 429} {
-		t.Run(fmt.Sprint("reply replaced by ", status), func(t *testing.T) {
-			r, l := execRig(t, TransportSession)
-			c := newCounter(t)
-			r.server.SetFaults(emulator.Fault{Path: execPath, Action: emulator.StatusAfter, Status: status})
-			mustRun(t, l, Command{Script: c.script()}, finished(3, "ran\n", ""))
-			r.wantHits(t)
-			c.want(t, 1)
-		})
-		t.Run(fmt.Sprint("everything refused by ", status), func(t *testing.T) {
-			r, l := execRig(t, TransportSession)
-			c := newCounter(t)
-			r.server.SetFaults(
-				emulator.Fault{Path: execPath, Action: emulator.StatusAfter, Status: status},
-				emulator.Fault{Path: "/toolbox/**", Action: emulator.StatusBefore, Status: status, Nth: 2, Count: 2 * maxRefusals}, // a session is made, and later deleted
-			)
-			kind := KindAuth
-			if status == 429 {
-				kind = KindRateLimited
-			}
-			began := time.Now()
-			runFails(t, t.Context(), l, Command{Script: c.script()}, kind, DispatchedUnknown)
-			if took := time.Since(began); took > resolveTime {
-				t.Errorf("it took %v", took)
-			}
-		})
-	}
-}
-
 func TestALostSandboxEndsTheSearchForADispatch(t *testing.T) {
 	var r *rig
 	var l *Lease
