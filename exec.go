@@ -46,12 +46,10 @@ type Command struct {
 	Env map[string]string
 	// Stdin is the command's input. Nil: the command finds its input at its end.
 	//
-	// A session cannot pass on the end of an input: Stdin is read to its end before the command starts, and becomes a
-	// private file in the sandbox, which is removed before the command reads it.
-	//
-	// With a journal it is delivered as the command reads it, and so is its end; what Run reads ahead is bounded. An
-	// input that ends at once within 64 KiB takes no request of its own. If a Read fails, the command is stopped. A Read
-	// that blocks when the command or the context has ended may return after Run, and is the last.
+	// It is delivered as the command reads it, and so is its end; what Run reads ahead is bounded. An input that ends at
+	// once within 64 KiB takes no request of its own; others take a pipe in a private directory of the sandbox. If a Read
+	// fails, the command is stopped. A Read that blocks when the command or the context has ended may return after Run, and
+	// is the last.
 	Stdin io.Reader
 	// Stdout and Stderr receive the output as it arrives; a session's log brings it line by line. Writers are never
 	// called at the same time, and Run does not return during a call. A writer that waits does not make the command
@@ -62,7 +60,7 @@ type Command struct {
 	// [DefaultCaptureLimit]. Negative: none.
 	CaptureLimit int64
 	// Timeout is the command's lifetime, from its dispatch on, whatever happens to the connection. When it is over the
-	// command is stopped and Run fails with [ErrTimeout]. The time that a session's Stdin takes does not count. Zero: none,
+	// command is stopped and Run fails with [ErrTimeout]. Zero: none,
 	// but two minutes for Args that are git push, fetch, pull, ls-remote, clone, remote update or submodule update: a
 	// stalled remote would never end.
 	Timeout time.Duration
@@ -87,8 +85,8 @@ const (
 	TransportJournal Transport = "journal"
 	// TransportAuto is TransportJournal, or TransportSession where the sandbox has no room for the files.
 	TransportAuto Transport = "auto"
-	// TransportSession runs the command in one of the toolbox's sessions, and reads the session's log. It needs no
-	// file of its own, but the script of a command is limited to 128 KiB, and see the fidelities.
+	// TransportSession runs the command in one of the toolbox's sessions, and reads the session's log: see the fidelities.
+	// It needs no file of its own, but for an input that takes a pipe, and for a command of more than 128 KiB.
 	TransportSession Transport = "session"
 )
 
@@ -170,7 +168,7 @@ func (l *Lease) Executor() *Executor { return &Executor{l: l} }
 //     it tried to stop the command and all its children; Result.StopConfirmed says whether that worked.
 //   - [ErrUncertain]: it is not known how the command ended, or, with DispatchedUnknown, whether it began.
 //   - [ErrNotRunning], [ErrGone]: the sandbox is not there. With DispatchedYes it was lost under the command.
-//   - [ErrIO]: Stdin failed, and nothing was started; or a writer did, and the command was stopped.
+//   - [ErrIO]: Stdin or a writer failed, and the command was stopped, or not even started.
 //   - [ErrClosed]: the lease was given back, before or meanwhile.
 //   - Others are the provider's refusals and failures before the dispatch.
 func (x *Executor) Run(ctx context.Context, cmd Command) (_ Result, err error) {
@@ -221,11 +219,7 @@ func (c *Command) check(op, workspace string) (script.Login, error) {
 	default:
 		p.add("Command.Transport", "is not a transport")
 	}
-	err := login.Check()
-	if err == nil && !c.Transport.journals() {
-		err = login.CheckWord()
-	}
-	if err != nil {
+	if err := login.Check(); err != nil {
 		p.add("Command", "cannot be sent: %s", err)
 	}
 	return login, p.err(op)

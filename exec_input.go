@@ -22,10 +22,11 @@ const (
 var errInput = errors.New("the command's input could not be read")
 
 // input reads a command's input ahead, by one chunk, from a goroutine that nobody has to wait for: a Read of the caller's
-// may never return. It is itself a reader of the whole input.
+// may never return.
 type input struct {
 	chunks chan []byte   // unbuffered; closed at the end
 	quit   chan struct{} // closed when nobody takes chunks any more
+	read   atomic.Int64  // bytes read from the caller's reader
 	err    error         // other than io.EOF; valid once chunks is closed
 	ahead  []byte        // taken from chunks, and not yet from here
 	ended  bool          // chunks is closed, and err is known
@@ -38,6 +39,7 @@ func newInput(r io.Reader) *input {
 		for {
 			buf := make([]byte, script.MaxChunk)
 			n, err := r.Read(buf)
+			in.read.Add(int64(n))
 			if n > 0 {
 				select {
 				case in.chunks <- buf[:n]:
@@ -91,22 +93,6 @@ func (in *input) next(ctx context.Context) (chunk []byte, last bool, err error) 
 	n := min(len(in.ahead), script.MaxChunk)
 	chunk, in.ahead = in.ahead[:n], in.ahead[n:]
 	return chunk, in.ended && len(in.ahead) == 0, nil
-}
-
-// Read implements [io.Reader].
-func (in *input) Read(p []byte) (int, error) {
-	if len(in.ahead) == 0 && !in.ended {
-		chunk, ok := <-in.chunks
-		in.ahead, in.ended = chunk, !ok
-	}
-	if n := copy(p, in.ahead); n > 0 {
-		in.ahead = in.ahead[n:]
-		return n, nil
-	}
-	if in.err != nil {
-		return 0, in.err
-	}
-	return 0, io.EOF
 }
 
 // feeder delivers an input while the command runs, on either transport: chunk by chunk into a pipe that the command's

@@ -12,9 +12,15 @@ import (
 
 	"github.com/leasehold-go/leasehold/internal/daytona"
 	"github.com/leasehold-go/leasehold/internal/script"
+	"github.com/leasehold-go/leasehold/internal/stream"
 )
 
 const (
+	// firstLook is when the log of a lease's first command is read first, counted from the dispatch. Those of later ones
+	// are read between minLook and maxLook: see sessionPool.look.
+	firstLook = 10 * time.Millisecond
+	minLook   = 4 * time.Millisecond
+	maxLook   = 60 * time.Millisecond
 	// glanceTime bounds the first read of a command, and each early read of its status.
 	glanceTime = 500 * time.Millisecond
 	// silenceTime is how long a socket may deliver nothing, or not connect, before it is given up.
@@ -33,9 +39,26 @@ const (
 // after the exit.
 var earlyReads = []time.Duration{25 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 200 * time.Millisecond}
 
-// observe observes the command to its end. If the dispatch was delivered twice, the session's shell runs one of them
+// quietRead is how long a socket is silent, after the early reads, until the status is read again, and then after twice
+// as long each time: a socket may have lost its other end.
+const quietRead = 400 * time.Millisecond
+
+// observe observes the command to its end, and meanwhile delivers its input. If the dispatch was delivered twice, the session's shell runs one of them
 // and refuses the other, and the reply may have named either.
 func (r *sessionRun) observe(life, ctx context.Context) error {
+	if r.sent.Feed {
+		feedCtx, cancel := context.WithCancel(life)
+		var feeding sync.WaitGroup
+		feeding.Go(func() {
+			select {
+			case <-r.told: // its pipe is there
+				r.feed(feedCtx)
+			case <-feedCtx.Done():
+			}
+		})
+		defer feeding.Wait()
+		defer cancel()
+	}
 	refused := make(map[string]bool)
 	for range 8 {
 		err := r.observeOne(life, ctx)
@@ -52,7 +75,8 @@ func (r *sessionRun) observe(life, ctx context.Context) error {
 		if next < 0 {
 			break
 		}
-		r.command, r.recorded, r.log = twins[next], nil, r.newLog()
+		r.observing(twins[next])
+		r.recorded, r.log = nil, r.newLog()
 	}
 	return &Error{Op: r.op, Kind: KindUncertain, Message: "no delivery of the command's dispatch shows that it was started"}
 }
@@ -77,6 +101,9 @@ var errTwin = errors.New("the command was delivered twice")
 // Once life has ended, and the command is being stopped, nothing new is begun.
 func (r *sessionRun) observeOne(life, ctx context.Context) error {
 	// What has already ended needs no socket.
+	if err := sleep(life, r.l.sessions.look()-time.Since(r.sentAt)); err != nil {
+		return err
+	}
 	glance, cancel := context.WithTimeout(ctx, glanceTime)
 	err := r.snapshot(glance, glanceTime)
 	cancel()
@@ -85,6 +112,7 @@ func (r *sessionRun) observeOne(life, ctx context.Context) error {
 		case isOwn(err):
 			return err
 		case r.ended():
+			r.l.sessions.ended(time.Since(r.sentAt), connections == 0)
 			return nil
 		case life.Err() != nil:
 			return life.Err()
@@ -128,9 +156,9 @@ func (r *sessionRun) follow(ctx context.Context) (socketEnd, error) {
 	defer cancel(nil)
 	silence := time.AfterFunc(silenceTime, func() { cancel(errSilent) })
 	defer silence.Stop()
-	var accepted atomic.Bool
-	accepted.Store(r.log.Accepted())
-	early.Go(func() { r.lookEarly(ctx, cancel, &accepted) })
+	heard := &hearing{}
+	heard.accepted.Store(r.log.Accepted())
+	early.Go(func() { r.lookEarly(ctx, cancel, heard) })
 
 	socket, err := r.box.Follow(ctx, r.session.id, r.command)
 	if err == nil {
@@ -142,11 +170,12 @@ func (r *sessionRun) follow(ctx context.Context) (socketEnd, error) {
 			if n == 0 || !silence.Stop() || ctx.Err() != nil {
 				continue
 			}
-			if _, err := read.Write(buf[:n]); err != nil {
+			if err := r.take(read, buf[:n]); err != nil {
 				return socketLost, err
 			}
 			r.delivered = DeliverySocket
-			accepted.Store(r.log.Accepted())
+			heard.bytes.Add(int64(n))
+			heard.accepted.Store(r.log.Accepted())
 			silence.Reset(silenceTime) // a slow writer is not the socket's silence
 		}
 	}
@@ -161,23 +190,56 @@ func (r *sessionRun) follow(ctx context.Context) (socketEnd, error) {
 	return socketLost, nil
 }
 
-// lookEarly makes the early status reads. If by then the session's shell has not accepted the dispatch, it may be busy
-// with another delivery of it.
-func (r *sessionRun) lookEarly(ctx context.Context, end context.CancelCauseFunc, accepted *atomic.Bool) {
+// take takes in bytes of the log. The error is a writer's.
+func (r *sessionRun) take(read *stream.Read, p []byte) error {
+	_, err := read.Write(p)
+	if process := r.log.Process(); process.ID != 0 {
+		r.mu.Lock()
+		if r.process.ID == 0 {
+			close(r.told)
+		}
+		r.process = process
+		r.mu.Unlock()
+	}
+	return err
+}
+
+// hearing is what a socket has brought so far.
+type hearing struct {
+	bytes    atomic.Int64
+	accepted atomic.Bool // see stream.Log
+}
+
+// lookEarly makes the early status reads, and then some more whenever the socket has been silent for a while. If after the
+// early ones the session's shell has not accepted the dispatch, it may be busy with another delivery of it.
+func (r *sessionRun) lookEarly(ctx context.Context, end context.CancelCauseFunc, heard *hearing) {
+	exited := func() bool {
+		if r.status(ctx, glanceTime) != nil || r.recorded == nil {
+			return false
+		}
+		end(errExited)
+		return true
+	}
 	for _, pause := range earlyReads {
-		if sleep(ctx, pause) != nil {
-			return
-		}
-		if r.status(ctx, glanceTime) == nil && r.recorded != nil {
-			end(errExited)
+		if sleep(ctx, pause) != nil || exited() {
 			return
 		}
 	}
-	if accepted.Load() {
-		return
+	if !heard.accepted.Load() {
+		if twins, err := r.twins(ctx); err == nil && len(twins) > 1 {
+			end(errTwin)
+			return
+		}
 	}
-	if twins, err := r.twins(ctx); err == nil && len(twins) > 1 {
-		end(errTwin)
+	for pause, before := quietRead, heard.bytes.Load(); sleep(ctx, pause) == nil; {
+		if now := heard.bytes.Load(); now != before {
+			pause, before = quietRead, now
+			continue
+		}
+		pause *= 2
+		if exited() {
+			return
+		}
 	}
 }
 
@@ -213,7 +275,7 @@ func (r *sessionRun) snapshot(ctx context.Context, stall time.Duration) error {
 		n, err := body.Read(buf)
 		if n > 0 {
 			silence.Stop()
-			if _, err := read.Write(buf[:n]); err != nil {
+			if err := r.take(read, buf[:n]); err != nil {
 				return err
 			}
 			silence.Reset(stall)
@@ -228,7 +290,8 @@ func (r *sessionRun) snapshot(ctx context.Context, stall time.Duration) error {
 }
 
 // poll reads status and log, in this order, so that a log read after a recorded exit is complete, at most once a second.
-// There is no limit to that but for the ends of life and ctx, and for the time in which nothing can be read at all.
+// There is no limit to that but for the ends of life and ctx, and for the time in which nothing can be read at all: the
+// command's own budget, Command.Timeout, ends life whatever became of the sockets.
 func (r *sessionRun) poll(life, ctx context.Context) error {
 	var blind time.Time // since when nothing could be read
 	var look shellLook

@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/leasehold-go/leasehold/internal/daytona"
+	"github.com/leasehold-go/leasehold/internal/script"
 )
 
 const (
@@ -32,6 +33,7 @@ type sessionPool struct {
 	all     map[string]struct{} // ids of the sessions that may exist
 	idle    []*session          // whose last command has ended; the one used last at the end
 	held    []*session          // whose last command has ended, and had left something behind that holds its output
+	pace    time.Duration       // see look
 	deletes sync.WaitGroup
 }
 
@@ -201,6 +203,31 @@ func (p *sessionPool) hold(l *Lease, box *daytona.Toolbox, s *session) {
 	}
 }
 
+// look returns how long after its dispatch a command's log is read first. It follows the short commands that there were: the
+// read of one that has just ended is the only request it takes, an early one is a request more, a late one is time lost.
+func (p *sessionPool) look() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pace == 0 {
+		return firstLook
+	}
+	return p.pace
+}
+
+// ended tells when a command's end was seen, counted from its dispatch, and whether that was at the first look.
+func (p *sessionPool) ended(after time.Duration, atFirstLook bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.pace == 0 {
+		p.pace = firstLook
+	}
+	if atFirstLook {
+		p.pace = max(p.pace-p.pace/16, minLook)
+	} else if after <= maxLook {
+		p.pace = max(after, p.pace)
+	}
+}
+
 // forget drops the id of a session that does not exist any more.
 func (p *sessionPool) forget(id string) {
 	p.mu.Lock()
@@ -225,6 +252,30 @@ func (p *sessionPool) discard(l *Lease, box *daytona.Toolbox, id string) {
 		ctx, cancel := context.WithTimeout(daytona.Quiet(work), deleteTime)
 		defer cancel()
 		p.delete(ctx, box, id)
+	})
+}
+
+// clear runs, in the background, a script that removes a command's files.
+func (p *sessionPool) clear(l *Lease, box *daytona.Toolbox, remove script.Script) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return // with the sandbox, or by a sweep of journals
+	}
+	work, finish, err := l.p.start(context.Background(), "run")
+	if err != nil {
+		return
+	}
+	p.deletes.Go(func() {
+		defer finish()
+		ctx, cancel := context.WithTimeout(daytona.Quiet(work), deleteTime)
+		defer cancel()
+		for pause := (backoff{}); ; {
+			_, err := box.ExecuteEnv(ctx, remove.Command, remove.Env, 0)
+			if err == nil || !failed("run", err).Retryable || pause.wait(ctx, 0) != nil {
+				return
+			}
+		}
 	})
 }
 

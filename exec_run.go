@@ -48,7 +48,7 @@ type execution struct {
 	login          script.Login
 	stdout, stderr *output
 
-	input    *input        // the command's, read ahead; nil: none, or a session will read it
+	input    *input        // the command's, read ahead; nil: none
 	detached bool          // Run is not waiting: the dispatch is to return soon
 	running  chan struct{} // closed when the command was dispatched; nil: nobody waits for that
 	ref      *CommandRef   // the command was dispatched before, and output is delivered
@@ -99,12 +99,11 @@ func (x *execution) run(ctx context.Context) error {
 	if x.box, err = x.l.toolbox(early); err != nil {
 		return x.unbegun(early, err)
 	}
+	if x.cmd.Stdin != nil {
+		x.input = newInput(x.cmd.Stdin)
+		defer close(x.input.quit)
+	}
 	if x.cmd.Transport.journals() {
-		if x.cmd.Stdin != nil {
-			x.input = newInput(x.cmd.Stdin)
-			defer close(x.input.quit)
-			x.cmd.Stdin = x.input // for a session, should there be no room for a journal
-		}
 		err = x.attempt(ctx, newJournalRun(x))
 		if err != errNoJournal {
 			return err

@@ -4,9 +4,8 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"io"
-	"io/fs"
-	"net/http"
 	"strings"
 	"sync"
 	"time"
@@ -25,35 +24,39 @@ const (
 	resolveCall = 5 * time.Second
 	// maxRefusals is how many refusals end them.
 	maxRefusals = 3
-	// scratchTime bounds the removal of a scratch file.
-	scratchTime = 10 * time.Second
 )
 
-// sessionRun is one command on the session transport: dispatched once to a session's shell, and observed in its log.
+// sessionRun is one command on the session transport: dispatched once to a session's shell, and observed in its log. An input
+// that does not fit into the dispatch is fed into a pipe beside it.
 type sessionRun struct {
-	*execution
+	feeder
 
 	id      string // names the command in the session's list
 	mark    script.Mark
-	scratch string     // directory of the uploaded stdin, "" without
-	stdin   *unhurried // which it came from
-	session *session   // see use
-	command string     // the daemon's id of the dispatch that is observed
+	sent    script.Session // the dispatch, but for its fence
+	files   bool           // it needs files in the sandbox
+	session *session       // see use
+	command string         // the daemon's id of the dispatch that is observed
+	sentAt  time.Time      // when it was dispatched
 
 	mu      sync.Mutex
-	deleted string // id of the session that the stop deleted
+	deleted string         // id of the session that the stop deleted
+	process stream.Process // the command's, once the log has told it
 
+	told      chan struct{} // closed then
 	log       *stream.Log
 	recorded  *int // the exit code that the daemon recorded, if that was seen
 	delivered Delivery
 }
 
 func newSessionRun(x *execution) *sessionRun {
-	r := &sessionRun{execution: x, id: "leasehold-command-" + uuid.NewString(), mark: script.NewMark(rand.Text() + rand.Text()), delivered: DeliverySnapshot}
+	r := &sessionRun{id: "leasehold-command-" + uuid.NewString(), mark: script.NewMark(rand.Text() + rand.Text()), told: make(chan struct{}), delivered: DeliverySnapshot}
+	r.execution = x
 	if x.ref != nil {
 		r.id, r.mark, r.command = x.ref.ID, script.Mark(x.ref.Mark), x.ref.Command
 		r.session = &session{id: x.ref.Session}
 	}
+	r.journal = script.Journal{ID: r.id, Mark: "lh" + rand.Text() + rand.Text()}
 	r.log = r.newLog()
 	return r
 }
@@ -68,7 +71,7 @@ func (r *sessionRun) newLog() *stream.Log {
 	})
 }
 
-// prepare brings the input into the sandbox, and takes a session.
+// prepare looks whether the input rides in the dispatch, and takes a session.
 func (r *sessionRun) prepare(ctx context.Context) error {
 	if r.ref != nil {
 		if !r.l.sessions.note(r.l, r.session.id) {
@@ -76,16 +79,17 @@ func (r *sessionRun) prepare(ctx context.Context) error {
 		}
 		return nil
 	}
-	if err := r.login.CheckWord(); err != nil {
-		return &Error{Op: r.op, Kind: KindInvalid, Message: "a session cannot take the command: " + err.Error()}
-	}
-	if err := r.upload(ctx); err != nil {
+	if err := r.readInput(ctx); err != nil {
 		return err
 	}
-	session, err := r.l.sessions.take(ctx, r.l, r.box)
-	if err != nil {
-		r.sweep()
+	r.sent = script.Session{ID: r.id, Login: r.login, Mark: r.mark}
+	if r.input != nil {
+		if r.sent.Feed = !r.input.ended || len(r.input.ahead) > maxInline; !r.sent.Feed {
+			r.sent.Stdin = r.input.ahead
+		}
 	}
+	r.files = r.sent.Files()
+	session, err := r.l.sessions.take(ctx, r.l, r.box)
 	r.use(session)
 	return err
 }
@@ -95,80 +99,6 @@ func (r *sessionRun) use(s *session) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.session = s
-}
-
-// upload brings stdin into a private file. The reader may take its time; the provider may not.
-func (r *sessionRun) upload(ctx context.Context) error {
-	if r.cmd.Stdin == nil {
-		return nil
-	}
-	limit := r.l.p.cfg.CallTimeout
-	callCtx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	stall := time.AfterFunc(limit, func() { cancel(errStalled) })
-	defer stall.Stop()
-	r.scratch = "/tmp/.leasehold-" + uuid.NewString()
-	r.stdin = &unhurried{r: r.cmd.Stdin, stall: stall, limit: limit}
-	const private fs.FileMode = 0o700
-	err := r.box.MakeDir(callCtx, r.scratch, private)
-	if err == nil {
-		err = r.box.Upload(callCtx, daytona.File{Path: r.stdinFile(), Content: r.stdin})
-	}
-	if err == nil {
-		return nil
-	}
-	r.sweep()
-	if context.Cause(callCtx) == errStalled {
-		return &Error{Op: r.op, Kind: KindTimeout, Retryable: true, Message: "the provider did not take the command's input"}
-	}
-	return r.l.observe(r.op, err)
-}
-
-// errStalled is the cause of an upload's end that the provider did not go on with.
-var errStalled = errors.New("the upload stalled")
-
-// unhurried stops a clock while its reader is waited for.
-type unhurried struct {
-	r     io.Reader
-	stall *time.Timer
-	limit time.Duration
-	n     int64 // read
-}
-
-func (u *unhurried) Read(p []byte) (int, error) {
-	u.stall.Stop()
-	defer u.stall.Reset(u.limit)
-	n, err := u.r.Read(p)
-	u.n += int64(n)
-	return n, err
-}
-
-func (r *sessionRun) stdinFile() string {
-	if r.scratch == "" {
-		return ""
-	}
-	return r.scratch + "/stdin"
-}
-
-// sweep removes the scratch directory, unless the command's own wrapper has done that before it started the command.
-func (r *sessionRun) sweep() {
-	if r.scratch == "" || r.log.Started() {
-		return
-	}
-	work, finish, err := r.l.p.start(context.Background(), r.op)
-	if err != nil {
-		return
-	}
-	defer finish()
-	ctx, cancel := context.WithTimeout(work, scratchTime)
-	defer cancel()
-	for pause := (backoff{}); ; {
-		err := r.box.Remove(ctx, r.scratch, true)
-		var remote *daytona.Error
-		if err == nil || errors.As(err, &remote) && remote.Status == http.StatusNotFound || pause.wait(ctx, 0) != nil {
-			return
-		}
-	}
 }
 
 // dispatch submits the command, once. It returns nil if one of the session's commands is the one to observe.
@@ -203,14 +133,23 @@ func (r *sessionRun) dispatch(life context.Context) error {
 
 // submit sends the command to the session.
 func (r *sessionRun) submit(life context.Context) error {
-	text := script.Session{ID: r.id, Fence: r.session.nextFence(), Login: r.login, Mark: r.mark, Stdin: r.stdinFile(), Scratch: r.scratch}.Text()
+	r.sent.Fence = r.session.nextFence()
+	text := r.sent.Text()
 	ctx, cancel := context.WithTimeout(life, r.l.p.cfg.CallTimeout)
 	defer cancel()
+	r.sentAt = time.Now()
 	command, err := r.box.StartCommand(ctx, r.session.id, text)
 	if err == nil {
-		r.command = command
+		r.observing(command)
 	}
 	return err
+}
+
+// observing chooses the delivery of the dispatch that is observed. The stop may read it at the same time.
+func (r *sessionRun) observing(command string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.command = command
 }
 
 // shellGone reports the daemon's word that the session's shell is dead.
@@ -231,7 +170,8 @@ func (r *sessionRun) mourn(life context.Context, lost error) error {
 		return unknown
 	}
 	for _, id := range twins {
-		r.command, r.log = id, r.newLog()
+		r.observing(id)
+		r.log = r.newLog()
 		err := r.readOnce(life)
 		switch {
 		case isOwn(err):
@@ -247,7 +187,8 @@ func (r *sessionRun) mourn(life context.Context, lost error) error {
 			return unknown
 		}
 	}
-	r.command, r.log = "", r.newLog()
+	r.observing("")
+	r.log = r.newLog()
 	if len(twins) > 1 {
 		return unknown // what a dying shell has printed may still be on its way into the log
 	}
@@ -309,7 +250,8 @@ func (r *sessionRun) resolve(life context.Context, lost error) error {
 		twins, err := r.twins(ctx)
 		switch {
 		case len(twins) > 0:
-			r.command, r.dispatched = twins[0], DispatchedYes
+			r.observing(twins[0])
+			r.dispatched = DispatchedYes
 			return nil
 		case err == nil && fenced:
 			r.dispatched, r.session.last = DispatchedNo, ""
@@ -366,7 +308,9 @@ func sessionLost(err error) bool {
 	return errors.As(err, &remote) && (remote.NotFound() || remote.SessionMissing())
 }
 
-// stop deletes the session, and with it the command and what descends from it.
+// stop deletes the session, and with it the command and what descends from it, and ends the command's process group at
+// the same time: the daemon leaves those of it alone whose parents have ended. It is confirmed if both are. A command whose
+// process the log does not tell has not begun, and the deletion keeps it from that; if the log cannot be read it may have.
 func (r *sessionRun) stop(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, deleteTime)
 	defer cancel()
@@ -374,21 +318,80 @@ func (r *sessionRun) stop(ctx context.Context) bool {
 	id := r.session.id
 	r.deleted = id
 	r.mu.Unlock()
-	return r.l.sessions.delete(ctx, r.box, id)
+	process, known := r.findProcess(ctx)
+	var group sync.WaitGroup
+	if process.ID != 0 {
+		group.Go(func() { known = r.stopGroup(ctx, process) })
+	}
+	deleted := r.l.sessions.delete(ctx, r.box, id)
+	group.Wait()
+	return known && deleted
 }
 
-// settle gives the session back, and removes what the command did not.
+// findProcess returns the command's process, if there is one, and whether that is known. It does not wait for the
+// observation, which a writer may keep waiting.
+func (r *sessionRun) findProcess(ctx context.Context) (process stream.Process, known bool) {
+	r.mu.Lock()
+	process, command := r.process, r.command
+	r.mu.Unlock()
+	if process.ID != 0 {
+		return process, true
+	}
+	if command == "" {
+		return process, false
+	}
+	ctx, cancel := context.WithTimeout(ctx, glanceTime)
+	defer cancel()
+	body, err := r.box.Logs(ctx, r.session.id, command)
+	if err != nil {
+		return process, false
+	}
+	defer body.Close()
+	log := stream.New(string(r.mark), func(stream.Stream, []byte) error { return nil })
+	read, buf := log.Open(), make([]byte, 32<<10)
+	for log.Process().ID == 0 {
+		n, err := body.Read(buf)
+		_, _ = read.Write(buf[:n])
+		if err != nil {
+			return log.Process(), err == io.EOF
+		}
+	}
+	return log.Process(), true
+}
+
+// stopGroup ends the command's process group, and reports whether it is confirmed to be empty.
+func (r *sessionRun) stopGroup(ctx context.Context, process stream.Process) bool {
+	stop := script.StopGroup(process.ID, process.Start)
+	for pause := (backoff{}); ; {
+		reply, err := r.box.ExecuteEnv(ctx, stop.Command, stop.Env, 0)
+		if err == nil {
+			return strings.TrimSpace(reply.Output) == script.LookGone
+		}
+		if !failed(r.op, err).Retryable || pause.wait(ctx, 0) != nil {
+			return false
+		}
+	}
+}
+
+// settle gives the session back, and removes the command's files.
 func (r *sessionRun) settle() error {
 	if r.left {
 		r.l.sessions.forget(r.session.id) // another host may go on with it
 		return nil
 	}
+	if r.log.NoRoom() {
+		r.dispatched = DispatchedNo
+	}
 	clean := r.log.Complete() || r.dispatched == DispatchedNo
 	if !r.stopped && (!clean || !r.release()) || r.stopped && (!r.stopConfirmed || r.deleted != r.session.id) {
 		r.l.sessions.discard(r.l, r.box, r.session.id)
 	}
-	r.sweep()
+	if r.files && r.dispatched != DispatchedNo {
+		r.l.sessions.clear(r.l, r.box, r.sent.Remove())
+	}
 	switch {
+	case r.log.NoRoom():
+		return r.noRoom()
 	case r.log.NoDirectory():
 		return r.noDirectory()
 	case r.log.Complete() && !r.log.Started():
@@ -399,9 +402,18 @@ func (r *sessionRun) settle() error {
 	return nil
 }
 
+// noRoom is the error of a command that was not started for lack of room for its files.
+func (r *sessionRun) noRoom() error {
+	what := fmt.Sprintf("a command of more than %d bytes (MAX_ARG_STRLEN)", script.MaxWord)
+	if r.sent.Feed {
+		what = fmt.Sprintf("the command's input, of which %d bytes were taken", r.input.read.Load())
+	}
+	return &Error{Op: r.op, Kind: KindUnavailable, Message: "the sandbox has no writable directory for " + what + "; it was not started"}
+}
+
 // release gives the session back to the pool. It reports false if the pool has enough.
 func (r *sessionRun) release() bool {
-	if r.dispatched == DispatchedYes && r.recorded == nil {
+	if r.dispatched == DispatchedYes && r.recorded == nil && !r.log.Free() {
 		r.session.last = r.command
 	}
 	return r.l.sessions.put(r.session)
@@ -414,8 +426,8 @@ func (r *sessionRun) report(result *Result) {
 	if r.log.Damaged() {
 		result.Fidelity = FidelityDamaged
 	}
-	if r.stdin != nil && r.dispatched != DispatchedNo {
-		result.StdinSize = r.stdin.n
+	if r.dispatched != DispatchedNo {
+		result.StdinSize = r.taken.Load() + int64(len(r.sent.Stdin))
 	}
 	code, known := r.log.Exit()
 	switch {

@@ -20,7 +20,7 @@ const (
 )
 
 // MaxWord is the longest single argument or environment string that Linux lets a process be started with
-// (MAX_ARG_STRLEN: 32 pages, its final NUL included). A command's script travels as one such argument.
+// (MAX_ARG_STRLEN: 32 pages, its final NUL included). A longer script travels as a file.
 const MaxWord = 128<<10 - 1
 
 // Login is one command in the environment of a login shell.
@@ -33,6 +33,7 @@ type Login struct {
 	// Mark is printed, followed by a letter and a newline, just before the command takes over: see [Mark]. Empty: nothing is.
 	Mark   Mark
 	record string // a word: the path of a journal's record, which takes the lines that Mark prints otherwise
+	file   string // a word: the path of a file that holds Script, which is too long for an argument
 }
 
 // recording returns the command with a record, whose path is the word. The script takes it as its only argument.
@@ -100,17 +101,6 @@ func (l Login) Check() error {
 	}
 	if size > MaxArguments {
 		return fmt.Errorf("arguments and environment take %d bytes, and may have %d", size, MaxArguments)
-	}
-	return nil
-}
-
-// CheckWord returns an error if the whole script, with a mark of 64 bytes, is too long for one argument of a process.
-func (l Login) CheckWord() error {
-	if l.Mark == "" {
-		l.Mark = Mark(strings.Repeat("m", 64))
-	}
-	if n := len(l.Text()); n > MaxWord {
-		return fmt.Errorf("the command takes %d bytes as a shell script, and one may have %d (MAX_ARG_STRLEN)", n, MaxWord)
 	}
 	return nil
 }
@@ -227,6 +217,8 @@ func (l Login) exec(prefix string) string {
 		b.WriteString(" ")
 	}
 	switch {
+	case l.file != "":
+		b.WriteString("/bin/sh " + l.file)
 	case l.record != "" && l.longScript():
 		b.WriteString("/bin/sh " + strings.TrimSuffix(l.record, `"`) + `.s"`)
 	case len(l.Args) == 0:

@@ -149,14 +149,14 @@ func TestCheckRefusesWhatCannotBeSent(t *testing.T) {
 		"dashed program":  {script.Login{Args: []string{"-x"}}, "argument 0: a program's name"},
 		"long argument":   {script.Login{Args: []string{"echo", long + "x"}}, "argument 1: longer than the 131071 bytes"},
 		"long value":      {script.Login{Env: map[string]string{"A": long}, Args: []string{"true"}}, "variable A: longer than the 131071"},
-		"long in sum":     {script.Login{Args: []string{"echo", long[1000:], long[1000:]}}, "MAX_ARG_STRLEN"},
-		"long script":     {script.Login{Script: long}, "MAX_ARG_STRLEN"},
+		"long in sum":     {script.Login{Args: []string{"echo", long[1000:], long[1000:]}}, ""},
+		"long script":     {script.Login{Script: long + long}, ""},
 		"too long in sum": {script.Login{Args: slices.Repeat([]string{long[:100000]}, 16)}, "arguments and environment take 1600016 bytes"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
 			got := ""
-			if err := errors.Join(tt.login.Check(), tt.login.CheckWord()); err != nil {
+			if err := tt.login.Check(); err != nil {
 				got = err.Error()
 			}
 			if (tt.want == "") != (got == "") || !strings.Contains(got, tt.want) {
@@ -322,11 +322,11 @@ func dispatch(fence uint64, login script.Login) string {
 	return script.Session{ID: "id-1", Fence: fence, Login: login, Mark: testMark}.Text()
 }
 
-var shellMark = regexp.MustCompile(`(@a\n)@p:[1-9][0-9]*\n`)
+var otherMarks = regexp.MustCompile(`@p:[1-9][0-9]*\n|@g:[1-9][0-9]*:[0-9]*\n|@f\n`)
 
-// plain replaces the mark by @ for reading, and leaves out the shell's process.
+// plain replaces the mark by @ for reading, and leaves out the processes, and whether something holds the output.
 func plain(s string) string {
-	return shellMark.ReplaceAllString(strings.ReplaceAll(s, testMark, "@"), "$1")
+	return otherMarks.ReplaceAllString(strings.ReplaceAll(s, testMark, "@"), "")
 }
 
 func TestE1ASessionRunsADispatchOnce(t *testing.T) {
@@ -427,31 +427,8 @@ func TestNoProcessListingHoldsTheMark(t *testing.T) {
 			t.Error("the dispatch holds the mark as a whole")
 		}
 		got := session(t, argv, d)
-		if n := strings.Count(got.Stdout, testMark); n != 5 {
-			t.Errorf("the mark appears %d times, want 5 (accepted, shell, started, end twice)", n)
-		}
-	})
-}
-
-func TestStdinComesFromTheScratchFileWhichIsGone(t *testing.T) {
-	eachShell(t, func(t *testing.T, argv []string) {
-		scratch := filepath.Join(t.TempDir(), "it's scratch")
-		if err := os.Mkdir(scratch, 0o700); err != nil {
-			t.Fatal(err)
-		}
-		file := filepath.Join(scratch, "stdin")
-		if err := os.WriteFile(file, []byte("hello\nworld"), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		s := script.Session{ID: "id", Fence: 1, Mark: testMark, Stdin: file, Scratch: scratch, Login: script.Login{Script: "ls " + script.Quote(scratch) + " 2>/dev/null || echo gone; cat"}}
-		got := session(t, argv, s.Text())
-		if want := "@a\n@s\ngone\nhello\nworld@o\n@o:0\nstatus=0\n"; plain(got.Stdout) != want {
-			t.Errorf("got %q, want %q (stderr %q)", plain(got.Stdout), want, got.Stderr)
-		}
-		s.Fence = 2
-		got = session(t, argv, s.Text(), dispatch(3, script.Login{Script: "echo next"}))
-		if want := "@a\n@o\n@o:125\nstatus=125\n@a\n@s\nnext\n@o\n@o:0\nstatus=0\n"; plain(got.Stdout) != want {
-			t.Errorf("without its file: got %q, want %q", plain(got.Stdout), want)
+		if n := strings.Count(strings.ReplaceAll(got.Stdout, testMark+"f\n", ""), testMark); n != 6 {
+			t.Errorf("the mark appears %d times, want 6 (accepted, shell, process, started, end twice)", n)
 		}
 	})
 }

@@ -17,6 +17,9 @@ func NewMark(random string) Mark { return Mark("~lh" + random) }
 const (
 	markAccepted = "a" // stdout: the session's shell took this dispatch, and no other of the same command
 	markShell    = "p" // stdout: followed by a colon and the process of the session's shell
+	markProcess  = "g" // stdout: followed by a colon, the command's process, a colon and its start time, if that is known
+	markNoRoom   = "n" // stdout: there was no room for the command's files: it was not started
+	markFree     = "f" // stdout: nothing that the command has left behind holds its output
 	markRefused  = "r" // both: this dispatch was a copy of an earlier one, or came too late: nothing was started
 	markStarted  = "s" // stdout: the command takes over now
 	markNoDir    = "d" // stdout: the directory could not be entered: the command was not started
@@ -35,22 +38,101 @@ func (m Mark) print(letter string) string { return "printf '%s\\n' " + m.word(le
 
 // Session is one dispatch of a command to a persistent session's shell, which sources what it is sent, one after another.
 type Session struct {
-	ID    string // names the command in the session's list, unguessable; [A-Za-z0-9-]+
+	ID    string // names the command in the session's list, and its files: unguessable; [A-Za-z0-9-]+
 	Fence uint64 // larger than that of every earlier dispatch to this session, and greater than 0
 	Login Login  // its Mark is set from the field below
 	Mark  Mark
-	// Stdin is a file to read from; empty: /dev/null. The file's directory, Scratch, is removed as soon as the file is
-	// open and before the command starts.
-	Stdin   string
-	Scratch string
+	Stdin []byte // the whole input of the command, which fits into a pipe, or
+	Feed  bool   // it comes later: see [Session.Files] and [Journal.Feed]
 }
 
-// ownGroup runs the script $1 with the shell $0 in a process group of its own, as far as the shell that runs it controls
-// jobs without a terminal: bash does, dash does not.
-const ownGroup = `set -m; "$0" -c "$1" sh <&4 2>&3 3>&- 4<&- & exec 3>&- 4<&-; wait $!`
+// ownGroup runs its arguments in a process group of their own, as far as the shell that runs it controls jobs without a
+// terminal: bash does, dash does not.
+const ownGroup = `set -m; "$@" <&4 2>&3 3>&- 4<&- & exec 3>&- 4<&-; wait $!`
 
 // RefusedStatus is the exit status of a dispatch that was refused. A command may end with it too: only the marks tell.
 const RefusedStatus = 255
+
+// Files reports that the command needs files in the sandbox: a FIFO for an input that comes later, or room for a script
+// that is too long for an argument of a process. They are those of a journal without the output, and stay until
+// [Session.Remove]. Without room for them the command is not started, and the log says so.
+func (s Session) Files() bool { return s.Feed || s.Login.longScript() || len(s.command()) > MaxWord }
+
+// Remove returns a script that removes the command's files, and lets go who waits at them.
+func (s Session) Remove() Script {
+	j := Journal{ID: s.ID}
+	return j.script(j.prelude() + `if [ -p "$_r.in" ] && ! X; then
+echo 'exit 137' >>"$_r"
+echo 1<>"$_r.k"
+true <>"$_r.in"
+sleep 0.1
+fi
+rm -f "$_r" "$_r".*
+`)
+}
+
+// command returns the script of the command's shell, whose argument is the path of its files, or empty. Its process is told
+// at once, so that what stays in its group can be ended even when the process itself is gone.
+func (s Session) command() string {
+	login := s.Login
+	login.Mark = s.Mark
+	if login.longScript() {
+		login.file = `"$_leasehold_r.s"`
+	}
+	tell := `_leasehold_r=$1
+if { read -r _leasehold_z </proc/self/stat; } 2>/dev/null; then
+_leasehold_p=${_leasehold_z%% *}
+set -- ${_leasehold_z##*) }
+_leasehold_z=${20}
+else
+_leasehold_p=$$ _leasehold_z=
+fi
+set --
+if [ "$_leasehold_r" ]; then echo "pid $_leasehold_p $_leasehold_z" >>"$_leasehold_r"; fi
+`
+	return tell + "printf '%s:%s:%s\\n' " + s.Mark.word(markProcess) + " $_leasehold_p \"$_leasehold_z\"\n" + login.Text()
+}
+
+// files returns a command substitution that makes the command's files and yields their path, or nothing.
+func (s Session) files(command string) string {
+	j := Journal{ID: s.ID}
+	var b strings.Builder
+	b.WriteString("$(\n" + j.prelude())
+	b.WriteString("(umask 077; mkdir \"$_p\")\nset -C\nif [ -O \"$_p\" ] && [ ! -L \"$_p\" ] && true >\"$_r\"; then\nset +C\nif echo >>\"$_r\"")
+	if s.Feed {
+		b.WriteString(" && mkfifo \"$_r.in\" \"$_r.k\"")
+	}
+	if s.Login.longScript() {
+		b.WriteString(" && " + emit(s.Login.Script) + " >\"$_r.s\"")
+	}
+	if len(command) > MaxWord {
+		b.WriteString(" && " + emit(command) + " >\"$_r.c\"")
+	}
+	b.WriteString("; then printf %s \"$_r\"; else rm -f \"$_r\" \"$_r\".*; fi\nfi\n)")
+	return b.String()
+}
+
+// free defines two functions for the session's shell. The first notes the processes there are; the second is true if no
+// other one holds the shell's output, for whose end the daemon would wait before the next command. A new process that
+// cannot be looked into may hold it; one that is gone may have left a child, so the look is repeated. No process is
+// started for that.
+const free = `_leasehold_before() { set -- /proc/[0-9]*; _leasehold_q=" $* "; }
+_leasehold_free() {
+if [ "${ZSH_VERSION-}" ]; then emulate -L sh; fi
+for _leasehold_k in 1 2 3 4 5 6 7 8 9; do
+for _leasehold_d in /proc/[0-9]*; do
+case $_leasehold_q in *" $_leasehold_d "*) continue ;; esac
+for _leasehold_f in $_leasehold_d/fd/*; do
+if [ $_leasehold_f -ef /proc/self/fd/1 ] || [ $_leasehold_f -ef /proc/self/fd/2 ]; then return 1; fi
+done
+[ -d $_leasehold_d ] || continue 2
+[ -r $_leasehold_d/fd ] || return 1
+done
+return 0
+done
+return 1
+}
+`
 
 // Text returns what is sent to the session, which is valid UTF-8 even if the command is not. Its status is the command's.
 //
@@ -63,39 +145,60 @@ const RefusedStatus = 255
 //
 // Afterwards both streams get their end mark, whoever still holds the pipes. The text works in sh, dash, bash and zsh.
 func (s Session) Text() string {
-	login := s.Login
-	login.Mark = s.Mark
-	stdin := "/dev/null"
-	if s.Stdin != "" {
-		stdin = s.Stdin
-	}
+	command, files := s.command(), s.Files()
 	var b strings.Builder
 	fmt.Fprintf(&b, ": %s\n", s.ID)
 	fmt.Fprintf(&b, "if [ %d -gt \"${_leasehold_n:-0}\" ]; then\n", s.Fence)
 	fmt.Fprintf(&b, "_leasehold_n=%d\n", s.Fence)
 	b.WriteString(s.Mark.print(markAccepted) + "\n")
 	b.WriteString("printf '%s:%s\\n' " + s.Mark.word(markShell) + " $$\n")
-	b.WriteString(login.shell("_leasehold_sh") + "\n")
-	b.WriteString("_leasehold_c=" + quoteText(login.Text()) + "\n")
-	b.WriteString("_leasehold_rc=125\n") // if the redirection of stdin fails, the group below does not run
+	b.WriteString(s.Login.shell("_leasehold_sh") + "\n")
+	b.WriteString("_leasehold_rc=125 _leasehold_r=\n") // if a redirection below fails, its group does not run
+	argv := `"$_leasehold_sh" "$_leasehold_r.c" "$_leasehold_r"`
+	if len(command) <= MaxWord {
+		argv = `"$_leasehold_sh" -c "$_leasehold_c" sh "$_leasehold_r"`
+		b.WriteString("_leasehold_c=" + quoteText(command) + "\n")
+	}
+	if files {
+		b.WriteString("_leasehold_r=" + s.files(command) + "\nif [ \"$_leasehold_r\" ]; then\n")
+	}
+	b.WriteString(free + "if [ -r /proc/self/stat ]; then _leasehold_before; fi\n")
+	stdin := "/dev/null"
+	if s.Feed {
+		stdin = `"$_leasehold_r.in"`
+		b.WriteString("(_r=$_leasehold_r\n" + keeper + ") 2>/dev/null\n") // an orphan: the command has no child that it does not know
+	}
 	b.WriteString("{\n")
-	if s.Scratch != "" {
-		b.WriteString("rm -rf -- " + Quote(s.Scratch) + "\n")
+	if len(s.Stdin) > 0 {
+		b.WriteString(emit(string(s.Stdin)) + " 3>&- | {\n")
 	}
 	// In a subshell, because dash redirects in the parent, which then says "Killed" on the command's stderr.
-	b.WriteString("if command -v setsid >/dev/null; then set +m; (exec setsid \"$_leasehold_sh\" -c \"$_leasehold_c\" sh 2>&3 3>&-)\n")
-	b.WriteString("else \"$_leasehold_sh\" -c " + Quote(ownGroup) + " \"$_leasehold_sh\" \"$_leasehold_c\" 4<&0; fi\n")
+	b.WriteString("if command -v setsid >/dev/null; then set +m; (exec setsid " + argv + " 2>&3 3>&-)\n")
+	b.WriteString("else \"$_leasehold_sh\" -c " + Quote(ownGroup) + " sh " + argv + " 4<&0; fi\n")
+	if len(s.Stdin) > 0 {
+		b.WriteString("}\n")
+	}
 	b.WriteString("_leasehold_rc=$?\n")
-	b.WriteString("} <" + Quote(stdin) + " 3>&2 2>/dev/null\n")
-	end := "printf '%s\\n%s:%s\\n' "
-	b.WriteString(end + s.Mark.word(markStdout) + " " + s.Mark.word(markStdout) + " \"$_leasehold_rc\"\n")
-	b.WriteString(end + s.Mark.word(markStderr) + " " + s.Mark.word(markStderr) + " \"$_leasehold_rc\" >&2\n")
+	if files {
+		b.WriteString("echo \"exit $_leasehold_rc\" >>\"$_leasehold_r\"\n")
+	}
+	if s.Feed {
+		b.WriteString("echo 1<>\"$_leasehold_r.k\"\ntrue <>\"$_leasehold_r.in\"\n")
+	}
+	b.WriteString("} <" + stdin + " 3>&2 2>/dev/null\n")
+	if files {
+		b.WriteString("else " + s.Mark.print(markNoRoom) + "\nfi\n")
+	}
+	out, err := s.Mark.word(markStdout), s.Mark.word(markStderr)
+	b.WriteString("printf '%s\\n%s:%s\\n' " + err + " " + err + " \"$_leasehold_rc\" >&2\n")
+	b.WriteString("if [ \"${_leasehold_q-}\" ] && _leasehold_free; then printf '%s\\n%s\\n%s:%s\\n' " + out + " " + s.Mark.word(markFree) + " " + out + " \"$_leasehold_rc\"\n")
+	b.WriteString("else printf '%s\\n%s:%s\\n' " + out + " " + out + " \"$_leasehold_rc\"; fi\n")
 	b.WriteString("else\n")
 	b.WriteString(s.Mark.print(markRefused) + "\n")
 	b.WriteString(s.Mark.print(markRefused) + " >&2\n")
 	fmt.Fprintf(&b, "_leasehold_rc=%d\n", RefusedStatus)
 	b.WriteString("fi\n")
-	b.WriteString("unset _leasehold_c\n_leasehold_end() { return \"$1\"; }\n_leasehold_end \"$_leasehold_rc\"\n")
+	b.WriteString("unset _leasehold_c _leasehold_q\n_leasehold_end() { return \"$1\"; }\n_leasehold_end \"$_leasehold_rc\"\n")
 	return b.String()
 }
 

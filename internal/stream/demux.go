@@ -9,6 +9,9 @@ import (
 const (
 	markAccepted = 'a'
 	markShell    = 'p'
+	markProcess  = 'g'
+	markNoRoom   = 'n'
+	markFree     = 'f'
 	markRefused  = 'r'
 	markStarted  = 's'
 	markNoDir    = 'd'
@@ -17,10 +20,13 @@ const (
 )
 
 // maxTail is the longest text between a mark and its newline: a letter, a colon and a number, which is a process of up to
-// ten digits or an exit code.
+// ten digits or an exit code, and after a command's process its start time.
 func maxTail(tail []byte) int {
-	if len(tail) > 0 && tail[0] == markShell {
+	switch {
+	case len(tail) > 0 && tail[0] == markShell:
 		return 2 + 10
+	case len(tail) > 0 && tail[0] == markProcess:
+		return 2 + 10 + 1 + 20
 	}
 	return 2 + 3
 }
@@ -45,6 +51,7 @@ type demux struct {
 	cut     [2]bool // the end of the stream's content was seen
 	ended   [2]bool // and its exit code
 	shell   int
+	process Process
 	exit    int
 	exited  bool
 	damaged bool
@@ -125,8 +132,8 @@ func (d *demux) content(p []byte, whole bool) error {
 		}
 		tail := p[at+len(d.mark):]
 		if whole {
-			if letter, code, ok := parseMark(tail[:len(tail)-1]); ok {
-				return d.marked(p[:at], letter, code)
+			if m, ok := parseMark(tail[:len(tail)-1]); ok {
+				return d.marked(p[:at], m)
 			}
 		} else if len(tail) <= maxTail(tail) {
 			k := len(bytes.TrimSuffix(p[:at], marker(1-d.current)))
@@ -140,37 +147,57 @@ func (d *demux) content(p []byte, whole bool) error {
 	}
 }
 
-// parseMark reads what stands between a mark and its newline. Code is the number, -1 if there is none.
-func parseMark(tail []byte) (letter byte, code int, ok bool) {
-	if len(tail) == 0 {
-		return 0, 0, false
+// parsedMark is what stands between a mark and its newline.
+type parsedMark struct {
+	letter byte
+	number int    // -1 if there is none
+	start  string // after a command's process
+}
+
+func parseMark(tail []byte) (m parsedMark, ok bool) {
+	if len(tail) == 0 || len(tail) > maxTail(tail) {
+		return m, false
 	}
-	letter = tail[0]
-	switch letter {
-	case markAccepted, markRefused, markStarted, markNoDir:
-		return letter, -1, len(tail) == 1
-	case markStdout, markStderr, markShell:
-		if len(tail) == 1 && letter != markShell {
-			return letter, -1, true
+	m = parsedMark{letter: tail[0], number: -1}
+	number, colon := bytes.CutPrefix(tail[1:], []byte(":"))
+	switch m.letter {
+	case markAccepted, markRefused, markStarted, markNoDir, markNoRoom, markFree:
+		return m, len(tail) == 1
+	case markStdout, markStderr:
+		if len(tail) == 1 {
+			return m, true
 		}
-		if len(tail) < 3 || tail[1] != ':' || len(tail) > maxTail(tail) {
-			return 0, 0, false
+	case markShell:
+	case markProcess:
+		var start []byte
+		number, start, ok = bytes.Cut(number, []byte(":"))
+		if m.start = string(start); !ok || !digits(start) {
+			return m, false
 		}
-		for _, c := range tail[2:] {
-			if c < '0' || c > '9' {
-				return 0, 0, false
-			}
-		}
-		code, err := strconv.Atoi(string(tail[2:]))
-		return letter, code, err == nil
 	default:
-		return 0, 0, false
+		return m, false
 	}
+	if !colon || len(number) == 0 || !digits(number) {
+		return m, false
+	}
+	var err error
+	m.number, err = strconv.Atoi(string(number))
+	return m, err == nil
+}
+
+// digits reports whether there is nothing else in p.
+func digits(p []byte) bool {
+	for _, c := range p {
+		if c < '0' || c > '9' {
+			return false
+		}
+	}
+	return true
 }
 
 // marked takes in a line of which only before is the command's, and without a newline.
-func (d *demux) marked(before []byte, letter byte, code int) error {
-	s := d.current
+func (d *demux) marked(before []byte, m parsedMark) error {
+	s, letter, code := d.current, m.letter, m.number
 	switch letter {
 	case markStdout:
 		s = Stdout
@@ -187,8 +214,11 @@ func (d *demux) marked(before []byte, letter byte, code int) error {
 		return err
 	}
 	d.seen[letter] = true
-	if letter == markShell {
+	switch letter {
+	case markShell:
 		d.shell = code
+	case markProcess:
+		d.process = Process{code, m.start}
 	}
 	if letter != markStdout && letter != markStderr {
 		return nil

@@ -134,6 +134,21 @@ func (l *Log) Accepted() bool { return l.demux.seen[markAccepted] }
 // Shell returns the process of the session's shell, 0 if it is not known.
 func (l *Log) Shell() int { return l.demux.shell }
 
+// Process is a process of the sandbox.
+type Process struct {
+	ID    int    // 0: not known
+	Start string // its start time as /proc says it, empty if that is not known
+}
+
+// Process returns the command's process, which leads its process group.
+func (l *Log) Process() Process { return l.demux.process }
+
+// NoRoom reports that the command was not started because there was no room for its files.
+func (l *Log) NoRoom() bool { return l.demux.seen[markNoRoom] }
+
+// Free reports that nothing was left that holds the command's output, and so keeps the session's shell.
+func (l *Log) Free() bool { return l.demux.seen[markFree] }
+
 // Refused reports that the session's shell refused this dispatch: another one was before it, and this one started nothing.
 func (l *Log) Refused() bool { return l.demux.seen[markRefused] }
 
