@@ -61,7 +61,9 @@ type Config struct {
 	// release, destroy and probe. Zero: [DefaultTimeout]. At most 24 hours.
 	Timeout time.Duration
 	// CallTimeout bounds each single read of the provider, and each short command of the library's own in a sandbox. A
-	// provider that gives no useful answer for that long is taken to be down, and the operation fails.
+	// provider that gives no useful answer for that long is taken to be down, and the operation fails: so a resume against
+	// one that swallows every request ends after one CallTimeout. Only a creation and a start may take 30 s more, for
+	// which the provider holds their replies. A rate limit is an answer.
 	// Zero: [DefaultCallTimeout]. At most 24 hours.
 	CallTimeout time.Duration
 

@@ -137,9 +137,11 @@ func (t target) describes(sb *daytona.Sandbox) bool {
 
 // read reads the target by id (else by name) and verifies that it is ours. Not-found of an id under the account that
 // the target belongs to, which is attested anew for it, is [KindGone]; not-found that proves nothing is [KindUncertain].
-// What a repeat may mend is repeated a few times.
+// What a repeat may mend is repeated a few times, and not after Config.CallTimeout without an answer: a provider that
+// swallows requests costs one CallTimeout, and not one for each attempt.
 func (p *provider) read(ctx context.Context, op string, t target) (*daytona.Sandbox, error) {
 	var pause backoff
+	heard := time.Now() // when the provider was last known to answer
 	for attempt := 1; ; attempt++ {
 		sb, err := p.readOnce(ctx, t)
 		if err == nil {
@@ -154,7 +156,10 @@ func (p *provider) read(ctx context.Context, op string, t target) (*daytona.Sand
 			mapped = p.absent(ctx, op, t)
 		}
 		mapped.Sandbox = t.label()
-		if !mapped.Retryable || attempt == readAttempts {
+		if mapped.Kind == KindRateLimited {
+			heard = time.Now()
+		}
+		if !mapped.Retryable || attempt == readAttempts || time.Since(heard) >= p.cfg.CallTimeout {
 			return nil, mapped
 		}
 		if pause.wait(ctx, mapped.RetryAfter) != nil {

@@ -144,7 +144,7 @@ func prepareLease(stopped bool) func(*testing.T, *world) (LeaseRef, CleanupEnvel
 				t.Fatal(err)
 			}
 		}
-		creation := CreationOperation{Attempt: ref.Attempt, Name: ref.Name, Scope: ref.Scope, Labels: ref.Labels, Credential: ref.Credential}
+		creation := CreationOperation{Attempt: ref.Attempt, Name: ref.Name, Scope: ref.Scope, Labels: ref.Labels, Credential: ref.Credential, Account: w.account.known()}
 		return ref, *creation.envelope(PhaseCreate, "")
 	}
 }

@@ -140,7 +140,7 @@ func (p *provider) retain(ctx context.Context, op string, ref LeaseRef) (Receipt
 		wish = 0
 		if err != nil {
 			mapped := failed(op, err)
-			if mapped.Sandbox = ref.Sandbox; !mapped.Retryable && mapped.Kind != KindConflict {
+			if mapped.Sandbox = ref.Sandbox; !mapped.Retryable && mapped.Kind != KindConflict && mapped.Kind != KindNotFound { // else the next read tells
 				return Receipt{}, inPhase(PhaseRetain, mapped)
 			}
 			wish = mapped.RetryAfter

@@ -286,7 +286,8 @@ func cut(s string, n int) string {
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
-// retryAfter reads a Retry-After header, in seconds or as a date. now is the time of the answer.
+// retryAfter reads a Retry-After header, in seconds or as a date: of the answerer's clock, which may be hours off ours, so
+// that the answer's own Date is what it counts from. now stands in for an answer without one.
 func retryAfter(h http.Header, now time.Time) time.Duration {
 	v := strings.TrimSpace(h.Get("Retry-After"))
 	if v == "" {
@@ -300,6 +301,9 @@ func retryAfter(h http.Header, now time.Time) time.Duration {
 		return time.Duration(min(seconds, 24*60*60) * float64(time.Second))
 	}
 	if at, err := http.ParseTime(v); err == nil {
+		if date, err := http.ParseTime(h.Get("Date")); err == nil {
+			now = date
+		}
 		return min(max(at.Sub(now), 0), 24*time.Hour)
 	}
 	return 0

@@ -170,6 +170,13 @@ func TestRetryAfter(t *testing.T) {
 			t.Errorf("retryAfter(%q) = %v, want %v", value, got, want)
 		}
 	}
+	for _, skew := range []time.Duration{-6 * time.Hour, 6 * time.Hour} {
+		theirs := now.Add(skew)
+		h := http.Header{"Date": {theirs.Format(http.TimeFormat)}, "Retry-After": {theirs.Add(10 * time.Second).Format(http.TimeFormat)}}
+		if got, want := retryAfter(h, now), 10*time.Second; got != want {
+			t.Errorf("retryAfter() by a clock that is %v off = %v, want %v", skew, got, want)
+		}
+	}
 }
 
 func TestRateLimitKeepsRetryAfter(t *testing.T) {
