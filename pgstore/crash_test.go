@@ -93,7 +93,7 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 	t.Cleanup(func() { restart("") })
 	s := newStore(t, "synchronous_commit=off")
 
-	const writers, perRound = 6, 60
+	const writers, perRound = 6, 100
 	owners := make([]string, writers)
 	for i := range owners {
 		owners[i] = newOwner(t, s)
@@ -123,7 +123,7 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 			written++
 		}
 	}
-	rounds := []string{"kill", "crash", "kill", "crash"}
+	rounds := []string{"kill", "crash"}
 	for _, end := range rounds {
 		more()
 		if end == "crash" {
