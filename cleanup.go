@@ -217,12 +217,20 @@ func (p *provider) Cleanup(ctx context.Context, envelope CleanupEnvelope) (_ Rec
 	}
 	return background(ctx, op, func() (Receipt, error) {
 		defer finish()
+		if err := p.ledger.reclaim(work, op, envelope); err != nil {
+			p.log(failed(op, err))
+			if !errors.Is(err, ErrStore) { // else the caller's own record is enough
+				return Receipt{}, err
+			}
+		}
 		receipt, err := p.delete(work, op, envelope.target())
 		if err != nil {
 			p.log(failed(op, err))
+			p.ledger.leave(work, envelope.Attempt)
 			return Receipt{}, inPhase(PhaseDelete, err)
 		}
 		p.accounted(envelope.Attempt)
+		p.ledger.settle(work, envelope.Attempt)
 		return receipt, nil
 	})
 }

@@ -83,6 +83,8 @@ func TestConfigProblems(t *testing.T) {
 		{"timeout over a day", func(c *Config) { c.Timeout = 24*time.Hour + 1 }, "Timeout"},
 		{"timeout under a millisecond", func(c *Config) { c.Timeout = 1 }, "Timeout"},
 		{"lifetime of 59 s", func(c *Config) { c.TTL = 59 * time.Second }, "TTL"},
+		{"claims of a moment", func(c *Config) { c.ClaimTime = 100 * time.Millisecond }, "ClaimTime"},
+		{"claims for days", func(c *Config) { c.ClaimTime = 48 * time.Hour }, "ClaimTime"},
 		{"negative lifetime", func(c *Config) { c.TTL = -time.Hour }, "TTL"},
 		{"workspace with spaces and a newline", func(c *Config) { c.Workspace = "/a b'\n\"c" }, ""},
 		{"workspace with a NUL", func(c *Config) { c.Workspace = "a\x00b" }, "Workspace"},

@@ -257,6 +257,9 @@ func (l *Lease) toolbox(ctx context.Context) (*daytona.Toolbox, error) {
 	if box := l.resolved(); box != nil {
 		return box, nil
 	}
+	if _, err := l.p.ledger.adopt(ctx, "resolve", l.ref); err != nil {
+		return nil, err
+	}
 	sb, err := l.p.readOwned(ctx, "resolve", l.ref)
 	if err != nil {
 		return nil, err

@@ -157,7 +157,7 @@ func (a *acquisition) enter(phase Phase) {
 	a.phase = phase
 }
 
-// see records the id of the sandbox before anything may be deleted by it.
+// see remembers the id of the sandbox, for an envelope.
 func (a *acquisition) see(id string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -174,11 +174,16 @@ func (a *acquisition) run(work, step context.Context) (LeaseRef, error) {
 	a.mu.Lock()
 	a.creation.Account = a.p.account.known()
 	a.mu.Unlock()
+	if err := a.commit(step); err != nil {
+		return LeaseRef{}, err
+	}
 	id, err := a.create(work, step)
 	if err != nil {
 		return LeaseRef{}, err
 	}
-	a.see(id)
+	if err := a.observe(step, id); err != nil {
+		return LeaseRef{}, err
+	}
 	a.mu.Lock()
 	creation := a.creation
 	a.mu.Unlock()
@@ -205,7 +210,35 @@ func (a *acquisition) run(work, step context.Context) (LeaseRef, error) {
 	if ref.check(a.op) != nil { // it could not be read back
 		return LeaseRef{}, &Error{Op: a.op, Kind: KindProtocol, Sandbox: id, Dispatched: DispatchedYes, Message: "the provider gave a sandbox that no reference can describe"}
 	}
-	return ref, nil
+	return ref, a.p.ledger.note(step, a.op, ref.Attempt, func(r *Record) {
+		lease := ref.clone()
+		r.State, r.Lease = StateLeased, &lease
+		if a.reuse {
+			r.Orphan = OrphanStop
+		}
+	})
+}
+
+// commit records the creation durably, before it is sent.
+func (a *acquisition) commit(ctx context.Context) error {
+	a.mu.Lock()
+	creation := a.creation
+	a.mu.Unlock()
+	return a.p.ledger.open(ctx, a.op, Record{
+		Version: recordVersion, State: StateCreating, Envelope: *creation.envelope(PhaseCreate, ""), Orphan: OrphanDestroy,
+		CreatedAt: a.began.UTC().Round(0),
+	})
+}
+
+// observe records the id of the sandbox durably, before anything may be deleted by it.
+func (a *acquisition) observe(ctx context.Context, id string) error {
+	a.see(id)
+	a.mu.Lock()
+	creation := a.creation
+	a.mu.Unlock()
+	return a.p.ledger.note(ctx, a.op, creation.Attempt, func(r *Record) {
+		r.Envelope.Observed, r.Envelope.Account = id, creation.Account
+	})
 }
 
 // confirmExpiry returns the expiry that the provider reported, by its own clock. It fails closed: a lifetime that was
@@ -260,8 +293,14 @@ func (a *acquisition) create(work, step context.Context) (id string, err error) 
 			}
 			renames++
 			a.mu.Lock()
+			refused := a.creation.Attempt
 			a.creation = a.p.newCreation(a.request.Scope, a.reuse, a.request.Labels)
+			a.submitted = false
 			a.mu.Unlock()
+			a.p.ledger.settle(work, refused)
+			if err := a.commit(step); err != nil {
+				return "", err
+			}
 		case refusal.Structured && (refusal.Unauthorized() || refusal.Forbidden()):
 			a.settled(false) // refused before the request was looked at; a look at the name would be, too
 			return "", failed(a.op, err)
@@ -363,24 +402,41 @@ func (a *acquisition) compensate(work context.Context, err error) *Error {
 	submitted, refused, observed, creation := a.submitted, a.refused, a.observed, a.creation
 	a.mu.Unlock()
 	if !submitted && !refused {
+		a.p.ledger.settle(work, creation.Attempt)
 		return first
 	}
 	if observed == "" {
 		sb, err := a.sight(work, 0)
 		if err != nil {
-			if submitted && !(refused && absentByName(err)) {
+			if refused && absentByName(err) {
+				a.p.ledger.settle(work, creation.Attempt)
+				return first
+			}
+			if submitted {
 				first.Cleanup = creation.envelope(first.Phase, "")
 			}
+			a.p.ledger.leave(work, creation.Attempt)
 			return first
 		}
 		observed = sb.ID
-		a.see(observed)
 	}
-	t := creation.target()
-	t.id = observed
-	if _, err := a.p.delete(work, a.op, t); err != nil {
+	err = a.observe(work, observed)
+	if err == nil {
+		err = a.p.ledger.note(work, a.op, creation.Attempt, func(r *Record) {
+			r.State, r.Orphan, r.Envelope.Phase = StateEnding, OrphanDestroy, first.Phase
+		})
+	}
+	if err == nil {
+		t := creation.target()
+		t.id = observed
+		_, err = a.p.delete(work, a.op, t)
+	}
+	if err != nil { // what another process has taken over is in its hands, and what cannot be recorded is not deleted
 		first.Cleanup = creation.envelope(first.Phase, observed)
+		a.p.ledger.leave(work, creation.Attempt)
+		return first
 	}
+	a.p.ledger.settle(work, creation.Attempt)
 	return first
 }
 

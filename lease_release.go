@@ -37,7 +37,14 @@ type ReleaseOptions struct {
 
 // Release implements [Provider].
 func (p *provider) Release(ctx context.Context, ref LeaseRef, options ReleaseOptions) (_ Receipt, err error) {
-	return p.giveBack(ctx, "release", ref, func(work context.Context, op string) (Receipt, error) {
+	how := OrphanDestroy
+	switch {
+	case options.Retain:
+		how = OrphanRetain
+	case options.Archive || ref.Reuse:
+		how = OrphanStop
+	}
+	return p.giveBack(ctx, "release", ref, how, func(work context.Context, op string) (Receipt, error) {
 		if options.Retain {
 			if receipt, err := p.retain(work, op, ref); err != nil || receipt.State != "" {
 				return receipt, err
@@ -56,7 +63,7 @@ func (p *provider) Release(ctx context.Context, ref LeaseRef, options ReleaseOpt
 
 // Destroy implements [Provider].
 func (p *provider) Destroy(ctx context.Context, ref LeaseRef) (_ Receipt, err error) {
-	return p.giveBack(ctx, "destroy", ref, func(work context.Context, op string) (Receipt, error) {
+	return p.giveBack(ctx, "destroy", ref, OrphanDestroy, func(work context.Context, op string) (Receipt, error) {
 		receipt, err := p.delete(work, op, ref.target())
 		return receipt, inPhase(PhaseDelete, err)
 	})
@@ -64,7 +71,7 @@ func (p *provider) Destroy(ctx context.Context, ref LeaseRef) (_ Receipt, err er
 
 // giveBack ends the lease's activities and then its sandbox. The lease is closed whatever comes of it: giving back can
 // be repeated, using the lease cannot be resumed but by [Provider.Resume].
-func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, end func(work context.Context, op string) (Receipt, error)) (_ Receipt, err error) {
+func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, how Disposition, end func(work context.Context, op string) (Receipt, error)) (_ Receipt, err error) {
 	ctx, span := p.span(ctx, op)
 	defer func() { endSpan(span, err) }()
 	if err := ref.check(op); err != nil {
@@ -93,11 +100,20 @@ func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, end fu
 		drain, cancel := context.WithTimeout(work, min(drainTime, p.cfg.Timeout/4)) // most of the budget is for the sandbox
 		defer cancel()
 		l.close(drain)
+		if err := p.ledger.end(work, op, ref, how); err != nil {
+			p.log(failed(op, err))
+			if !errors.Is(err, ErrStore) { // else giving back is better than waiting for the store
+				return Receipt{}, err
+			}
+		}
 		receipt, err := end(work, op)
 		if err != nil {
 			p.log(failed(op, err))
+			p.ledger.leave(work, ref.Attempt)
+			return receipt, err
 		}
-		return receipt, err
+		p.ledger.settle(work, ref.Attempt)
+		return receipt, nil
 	})
 }
 

@@ -53,14 +53,24 @@ func (p *provider) resume(work context.Context, op string, ref LeaseRef) (*Lease
 	}
 	defer release()
 	began := time.Now()
+	added := false // to the store, by this call
 	fail := func(phase Phase, err error) (*Lease, error) {
 		mapped := failed(op, err)
 		mapped.Phase, mapped.Elapsed, mapped.Budget = phase, time.Since(began), p.cfg.Timeout
 		p.log(mapped)
+		switch {
+		case mapped.Reason == ReasonNotFound, mapped.Reason == ReasonExpired, added && mapped.Kind == KindNotOwned:
+			p.ledger.settle(work, ref.Attempt)
+		case mapped.Kind == KindGone, mapped.Kind == KindNotOwned: // of no use, and still to be given back
+			p.ledger.leave(work, ref.Attempt)
+		}
 		if mapped.Kind == KindGone || mapped.Kind == KindNotOwned {
 			p.forget(l) // nobody will release it
 		}
 		return nil, mapped
+	}
+	if added, err = p.ledger.adopt(work, op, ref); err != nil {
+		return fail(PhaseStart, err)
 	}
 	sb, err := p.drive(work, op, ref.target(), goalStarted)
 	if err != nil {

@@ -53,6 +53,7 @@ type provider struct {
 	tracer  trace.Tracer
 	account *account
 	admit   *admission
+	ledger  *ledger
 	onClose func() error // ends the embedded backend; nil without one
 
 	resumes singleflight.Group // by LeaseRef.key
@@ -97,6 +98,7 @@ func newProvider(config Config) (*provider, error) {
 		return nil, &Error{Op: "configure", Kind: KindInvalid, Dispatched: DispatchedNo, Message: "the client could not be made"}
 	}
 	p.account = newAccount(cfg.APIURL, cfg.APIKey)
+	p.ledger = newLedger(&p.cfg)
 	p.work, p.cancel = context.WithCancel(context.Background())
 	return p, nil
 }
@@ -123,6 +125,7 @@ func (p *provider) Close(ctx context.Context) error {
 	}
 	p.cancel()
 	<-settled
+	p.ledger.close(ctx)
 	p.client.Close()
 	if p.onClose != nil {
 		if closeErr := p.onClose(); err == nil && closeErr != nil {

@@ -1,0 +1,434 @@
+package leasehold
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// storeAttempts bounds the repeats of one write to the store.
+const storeAttempts = 3
+
+// ledger is a provider's hold on its records. It keeps their claims, keeps the provider alive as their owner, and goes on
+// trying where the store could not be told that a record is settled. Without a store its methods do nothing.
+type ledger struct {
+	store   Store // nil: none
+	owner   string
+	ttl     time.Duration // of the owner, for each renewal
+	timeout time.Duration // of one call of the store
+
+	mu      sync.Mutex
+	claims  map[string]Claim // by attempt: what we hold, with the record as it was written last
+	loose   map[string]debt  // by attempt: what the store could not be told yet
+	renewed time.Time        // when the last renewal that succeeded was begun
+	beats   context.CancelFunc
+	beating sync.WaitGroup
+}
+
+// debt is what the store is still to be told of a record that we are done with.
+type debt struct {
+	removed bool   // it is settled: remove it; else it is to be swept
+	record  Record // as it is to be left, unless it is removed
+}
+
+func newLedger(cfg *Config) *ledger {
+	return &ledger{
+		store: cfg.Store, owner: "host-" + uuid.NewString(), ttl: cfg.ClaimTime, timeout: cfg.CallTimeout,
+		claims: make(map[string]Claim), loose: make(map[string]debt),
+	}
+}
+
+// open records a creation before it is sent.
+func (g *ledger) open(ctx context.Context, op string, record Record) error {
+	if g.store == nil {
+		return nil
+	}
+	attempt := record.Envelope.Attempt
+	claim, err := g.put(ctx, op, record)
+	if err != nil {
+		g.owe(attempt, debt{removed: true}) // it may be there, and would be swept for as long as nobody saw its sandbox
+		mapped := storeError(op, err)
+		mapped.Dispatched, mapped.Message = DispatchedNo, "the creation could not be recorded, so it was not sent"
+		return mapped
+	}
+	g.hold(claim)
+	return nil
+}
+
+// put adds a record. A put whose answer was lost is found again by the repeat.
+func (g *ledger) put(ctx context.Context, op string, record Record) (claim Claim, err error) {
+	err = g.try(ctx, func(ctx context.Context, again bool) error {
+		claim, err = g.store.Put(ctx, record, g.owner)
+		if again && errors.Is(err, ErrConflict) {
+			claim, err = g.store.Claim(ctx, record.Envelope.Attempt, g.owner)
+		}
+		return err
+	})
+	return claim, err
+}
+
+// adopt makes a lease ours that another host, or an earlier life of this one, may have acquired. It reports whether there
+// was no record of it.
+func (g *ledger) adopt(ctx context.Context, op string, ref LeaseRef) (added bool, err error) {
+	if g.store == nil {
+		return false, nil
+	}
+	g.mu.Lock()
+	claim, held := g.claims[ref.Attempt]
+	g.mu.Unlock()
+	if held && claim.Record.State == StateLeased {
+		return false, nil
+	}
+	err = g.change(ctx, op, ref, func(r *Record, isNew bool) {
+		switch added = isNew; {
+		case added: // somebody kept it, with its reference: that the host dies does not make it worthless
+			r.Orphan = OrphanStop
+		case r.State == StateEnding && r.Orphan == OrphanDestroy && ref.Reuse: // it was not destroyed
+			r.Orphan = OrphanStop
+		}
+		r.State, r.Failures, r.Outcome, r.Status, r.TriedAt = StateLeased, 0, "", 0, time.Time{}
+	})
+	return added, err
+}
+
+// end records, before anything is done about it, that a lease is to be given back, and how.
+func (g *ledger) end(ctx context.Context, op string, ref LeaseRef, how Disposition) error {
+	if g.store == nil {
+		return nil
+	}
+	var pause backoff
+	for {
+		err := g.change(ctx, op, ref, func(r *Record, _ bool) { r.State, r.Orphan = StateEnding, how })
+		if !errors.Is(err, ErrConflict) || pause.wait(ctx, 0) != nil { // a sweep has it, which will come to an end
+			return err
+		}
+	}
+}
+
+// change claims the record of a lease, or adds one, and writes it.
+func (g *ledger) change(ctx context.Context, op string, ref LeaseRef, f func(r *Record, added bool)) error {
+	g.mu.Lock()
+	claim, held := g.claims[ref.Attempt]
+	delete(g.loose, ref.Attempt)
+	g.mu.Unlock()
+	err := error(ErrFenced)
+	if held {
+		f(&claim.Record, false)
+		err = g.update(ctx, claim)
+	}
+	if errors.Is(err, ErrFenced) { // another host has taken it over: the caller, who has the reference, takes it back
+		err = g.try(ctx, func(ctx context.Context, _ bool) (err error) {
+			claim, err = g.store.Claim(ctx, ref.Attempt, g.owner)
+			return err
+		})
+		switch {
+		case err == nil && claim.Record.Lease != nil && claim.Record.Lease.key() != ref.key():
+			g.hold(claim)
+			g.leave(ctx, ref.Attempt)
+			return &Error{Op: op, Kind: KindNotOwned, Sandbox: ref.Sandbox, Dispatched: DispatchedNo, Message: "its durable record is of another lease"}
+		case err == nil:
+			lease := ref.clone()
+			claim.Record.Lease, claim.Record.Envelope.Observed = &lease, ref.Sandbox
+			f(&claim.Record, false)
+			g.hold(claim)
+			err = g.update(ctx, claim)
+		case errors.Is(err, ErrNotFound):
+			record := leaseRecord(ref)
+			f(&record, true)
+			if claim, err = g.put(ctx, op, record); err == nil {
+				g.hold(claim)
+			}
+		}
+	}
+	if err == nil {
+		return nil
+	}
+	mapped := storeError(op, err)
+	mapped.Sandbox, mapped.Dispatched = ref.Sandbox, DispatchedNo
+	if mapped.Kind == KindConflict {
+		mapped.Retryable, mapped.Message = true, "another process is giving the sandbox back"
+	}
+	return mapped
+}
+
+// reclaim takes the record of an envelope, if there is one, to delete its sandbox.
+func (g *ledger) reclaim(ctx context.Context, op string, e CleanupEnvelope) error {
+	if g.store == nil {
+		return nil
+	}
+	g.mu.Lock()
+	_, held := g.claims[e.Attempt]
+	g.mu.Unlock()
+	if !held {
+		err := g.try(ctx, func(ctx context.Context, _ bool) error {
+			claim, err := g.store.Claim(ctx, e.Attempt, g.owner)
+			if err == nil {
+				g.hold(claim)
+			}
+			return err
+		})
+		if errors.Is(err, ErrNotFound) {
+			return nil
+		}
+		if err != nil {
+			mapped := storeError(op, err)
+			mapped.Sandbox, mapped.Dispatched = e.Observed, DispatchedNo
+			if mapped.Kind == KindConflict {
+				mapped.Retryable, mapped.Message = true, "another process is cleaning it up"
+			}
+			return mapped
+		}
+	}
+	return g.note(ctx, op, e.Attempt, func(r *Record) {
+		r.State, r.Orphan, r.Envelope.Observed = StateEnding, OrphanDestroy, e.Observed
+	})
+}
+
+// leaseRecord returns the record of a lease that has none.
+func leaseRecord(ref LeaseRef) Record {
+	creation := CreationOperation{Attempt: ref.Attempt, Name: ref.Name, Scope: ref.Scope, Labels: ref.Labels, Credential: ref.Credential}
+	if ref.Account != ref.Credential {
+		creation.Account = ref.Account
+	}
+	lease := ref.clone()
+	return Record{
+		Version: recordVersion, State: StateLeased, Envelope: *creation.envelope(PhaseCreate, ref.Sandbox), Lease: &lease,
+		Orphan: OrphanDestroy, CreatedAt: ref.CreatedAt,
+	}
+}
+
+// note writes a change of a record that we hold. It fails with [KindFenced] if somebody else has taken it.
+func (g *ledger) note(ctx context.Context, op, attempt string, f func(*Record)) error {
+	if g.store == nil {
+		return nil
+	}
+	g.mu.Lock()
+	claim, held := g.claims[attempt]
+	g.mu.Unlock()
+	err := error(ErrFenced)
+	if held {
+		claim.Record = claim.Record.clone()
+		f(&claim.Record)
+		err = g.update(ctx, claim)
+	}
+	if err == nil {
+		return nil
+	}
+	mapped := storeError(op, err)
+	mapped.Dispatched = DispatchedYes
+	return mapped
+}
+
+// update writes a claim's record.
+func (g *ledger) update(ctx context.Context, claim Claim) error {
+	err := g.try(ctx, func(ctx context.Context, _ bool) error { return g.store.Update(ctx, claim, claim.Record) })
+	switch {
+	case err == nil:
+		g.hold(claim)
+	case errors.Is(err, ErrFenced):
+		g.drop(claim)
+	}
+	return err
+}
+
+// settle removes the record of a sandbox that is accounted for. What the store cannot be told now it is told later.
+func (g *ledger) settle(ctx context.Context, attempt string) {
+	if g.store == nil {
+		return
+	}
+	g.mu.Lock()
+	_, held := g.claims[attempt]
+	g.mu.Unlock()
+	if held {
+		g.pay(ctx, attempt, debt{removed: true})
+	} else {
+		g.owe(attempt, debt{removed: true})
+	}
+}
+
+// leave leaves a record to the sweep.
+func (g *ledger) leave(ctx context.Context, attempt string) {
+	if g.store == nil {
+		return
+	}
+	g.mu.Lock()
+	claim, held := g.claims[attempt]
+	g.mu.Unlock()
+	if held {
+		g.pay(ctx, attempt, debt{record: claim.Record})
+	}
+}
+
+// pay tells the store, once it can be reached, that we are done with a record.
+func (g *ledger) pay(ctx context.Context, attempt string, d debt) {
+	g.mu.Lock()
+	claim, held := g.claims[attempt]
+	g.mu.Unlock()
+	err := g.try(ctx, func(ctx context.Context, _ bool) (err error) {
+		if !held {
+			if claim, err = g.store.Claim(ctx, attempt, g.owner); err != nil {
+				return err
+			}
+			held = true
+		}
+		if d.removed {
+			return g.store.Delete(ctx, claim)
+		}
+		return g.store.Release(ctx, claim, d.record, 0)
+	})
+	g.drop(claim)
+	if err != nil && !errors.Is(err, ErrFenced) && !errors.Is(err, ErrNotFound) {
+		g.owe(attempt, d)
+	}
+}
+
+func (g *ledger) owe(attempt string, d debt) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.loose[attempt] = d
+	g.start()
+}
+
+func (g *ledger) hold(claim Claim) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	attempt := claim.Record.Envelope.Attempt
+	if held, ok := g.claims[attempt]; !ok || held.Token <= claim.Token {
+		g.claims[attempt] = claim
+	}
+}
+
+func (g *ledger) drop(claim Claim) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	attempt := claim.Record.Envelope.Attempt
+	if held, ok := g.claims[attempt]; ok && held.Token <= claim.Token {
+		delete(g.claims, attempt)
+	}
+}
+
+// try calls f, and again if the store could not be reached, while the owner is alive. Each call is bounded.
+func (g *ledger) try(ctx context.Context, f func(ctx context.Context, again bool) error) error {
+	var pause backoff
+	for n := 1; ; n++ {
+		err := g.live(ctx)
+		if err == nil {
+			err = g.call(ctx, func(ctx context.Context) error { return f(ctx, n > 1) })
+		}
+		if err == nil || n == storeAttempts || storeAnswered(err) || pause.wait(ctx, 0) != nil {
+			return err
+		}
+	}
+}
+
+func (g *ledger) call(ctx context.Context, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(ctx, g.timeout)
+	defer cancel()
+	return f(ctx)
+}
+
+// storeAnswered reports whether an error is the store's answer, which a repeat would only give again.
+func storeAnswered(err error) bool {
+	return errors.Is(err, ErrFenced) || errors.Is(err, ErrConflict) || errors.Is(err, ErrNotFound) || errors.Is(err, ErrInvalid)
+}
+
+// storeError classifies an error of the store. Its text is the store's, and left behind; it can be unwrapped.
+func storeError(op string, err error) *Error {
+	e := &Error{Op: op, Kind: KindStore, Retryable: true, cause: err}
+	for _, kind := range []Kind{KindFenced, KindConflict, KindNotFound, KindInvalid} {
+		if errors.Is(err, sentinels[kind]) {
+			e.Kind, e.Retryable = kind, false
+		}
+	}
+	var own *Error
+	if errors.As(err, &own) {
+		e.cause, e.Fields = own.cause, own.Fields
+	}
+	switch {
+	case e.Kind == KindFenced:
+		e.Message = "another process has taken over what is recorded of the sandbox"
+	case e.Kind == KindStore && errors.Is(err, context.Canceled):
+		e.Kind, e.Retryable = KindCanceled, false
+	}
+	return e
+}
+
+// live sees to it that the store takes us to be alive, and that it stays so.
+func (g *ledger) live(ctx context.Context) error {
+	g.mu.Lock()
+	fresh := !g.renewed.IsZero() && time.Since(g.renewed) < g.ttl/2
+	g.start()
+	g.mu.Unlock()
+	if fresh {
+		return nil
+	}
+	return g.renew(ctx)
+}
+
+// start begins to renew, if that has not begun. The caller has the lock.
+func (g *ledger) start() {
+	if g.beats == nil {
+		beat, stop := context.WithCancel(context.Background())
+		g.beats = stop
+		g.beating.Go(func() { g.beat(beat) })
+	}
+}
+
+func (g *ledger) renew(ctx context.Context) error {
+	began := time.Now()
+	err := g.call(ctx, func(ctx context.Context) error { return g.store.Renew(ctx, g.owner, g.ttl) })
+	if err == nil {
+		g.mu.Lock()
+		g.renewed = began
+		g.mu.Unlock()
+	}
+	return err
+}
+
+// beat renews while there is something to hold, and pays what is owed.
+func (g *ledger) beat(ctx context.Context) {
+	tick := time.NewTicker(g.ttl / 3)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+		g.mu.Lock()
+		busy := len(g.claims) > 0
+		g.mu.Unlock()
+		if busy {
+			_ = g.renew(ctx) // the next tick tries again, and every write does
+		}
+		g.payAll(ctx)
+	}
+}
+
+// payAll tries once more to tell the store what it could not be told.
+func (g *ledger) payAll(ctx context.Context) {
+	g.mu.Lock()
+	loose := g.loose
+	g.loose = make(map[string]debt)
+	g.mu.Unlock()
+	for attempt, d := range loose {
+		g.pay(ctx, attempt, d)
+	}
+}
+
+// close stops renewing, after a last try to pay what is owed. What we hold stays ours until the claim time has passed:
+// a host that is restarted takes it up again.
+func (g *ledger) close(ctx context.Context) {
+	g.mu.Lock()
+	stop := g.beats
+	g.mu.Unlock()
+	if stop == nil {
+		return
+	}
+	stop()
+	g.beating.Wait()
+	g.payAll(ctx)
+}
