@@ -1,19 +1,27 @@
 package leasehold
 
 import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/google/go-cmp/cmp"
 
 	"github.com/leasehold-go/leasehold/internal/emulator"
 	"github.com/leasehold-go/leasehold/internal/script"
@@ -304,4 +312,225 @@ func TestHeldSessionsAreLimited(t *testing.T) {
 	if len(p.held) != maxHeldSessions || p.held[0].id != "3" {
 		t.Errorf("%d held, the oldest %s; want %d and 3", len(p.held), p.held[0].id, maxHeldSessions)
 	}
+}
+
+func TestAShortCommandTakesTwoRequestsOfASession(t *testing.T) {
+	tests := map[string]struct {
+		free bool
+		want []string
+	}{
+		"nothing left behind":   {true, []string{"dispatch", "snapshot"}},
+		"something may be left": {false, []string{"status", "dispatch", "snapshot"}},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := &scripted{}
+				s.onDispatch = func(w http.ResponseWriter, _ *http.Request, s *scripted) {
+					s.mu.Lock()
+					s.log = nil
+					s.mu.Unlock()
+					s.begin()
+					if tt.free {
+						s.write("o:@f")
+					}
+					s.end(0)
+					s.record(0)
+					s.took(w)
+				}
+				l := newScripted(t, s)
+				for range 2 {
+					s.mu.Lock()
+					s.events = nil
+					s.mu.Unlock()
+					got, err := s.run(t, l, Command{}, nil)
+					wantFinished(t, got, err, finished(0, "", ""))
+				}
+				var got []string
+				for _, e := range s.events {
+					got = append(got, strings.Fields(e)[1])
+				}
+				if diff := cmp.Diff(tt.want, got); diff != "" {
+					t.Errorf("requests of the second command (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// recordedFirst holds the reply of each dispatch back until the daemon has recorded the command's exit, and counts the reads
+// that it takes to know that.
+func recordedFirst(t *testing.T, reads *atomic.Int64) func(next http.Handler) http.Handler {
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			session, found := strings.CutSuffix(r.URL.Path, "/exec")
+			if !found {
+				next.ServeHTTP(w, r)
+				return
+			}
+			reply := httptest.NewRecorder()
+			next.ServeHTTP(reply, r)
+			var taken struct {
+				ID string `json:"cmdId"`
+			}
+			if err := json.Unmarshal(reply.Body.Bytes(), &taken); err != nil {
+				t.Error(err)
+			}
+			status := r.Clone(r.Context())
+			status.Method, status.URL.Path, status.Body = http.MethodGet, session+"/command/"+taken.ID, http.NoBody
+			tick := time.NewTicker(5 * time.Millisecond)
+			defer tick.Stop()
+			for recorded := false; !recorded && r.Context().Err() == nil; <-tick.C {
+				got := httptest.NewRecorder()
+				next.ServeHTTP(got, status)
+				reads.Add(1)
+				recorded = strings.Contains(got.Body.String(), `"exitCode":0`)
+			}
+			w.Header().Set("Content-Type", "application/json")
+			w.WriteHeader(reply.Code)
+			_, _ = w.Write(reply.Body.Bytes())
+		})
+	}
+}
+
+// TestARealCommandThatHasEndedTakesTwoRequests repeats it: where many processes come and go the wrapper is not always sure
+// that nothing is left, which costs a status read.
+func TestARealCommandThatHasEndedTakesTwoRequests(t *testing.T) {
+	var reads atomic.Int64
+	r := newRig(t, Config{}, emulator.Options{Middleware: recordedFirst(t, &reads)})
+	l := r.acquired(t)
+	transportOf.Store(l, TransportSession)
+	var got []int
+	for range 20 {
+		r.server.ResetRequests()
+		reads.Store(0)
+		mustRun(t, l, Command{Args: []string{"true"}, Profiles: ProfilesNone}, finished(0, "", ""))
+		if got = append(got, len(r.requests())-int(reads.Load())); got[len(got)-1] == 2 {
+			return
+		}
+	}
+	t.Errorf("requests of each command: %v, want 2 at last", got)
+}
+
+func TestE5AnOrphanOfTheGroupIsStoppedToo(t *testing.T) {
+	if _, err := os.Stat("/proc/self/stat"); err != nil {
+		if os.Getenv("LEASEHOLD_REQUIRE_ALL") == "1" {
+			t.Fatal("there is no /proc")
+		}
+		t.Skip("there is no /proc to find processes in")
+	}
+	for name, script := range map[string]string{
+		"leader runs":  "sh -c 'sleep 65 & echo $! >%s'; echo more; exec sleep 66",
+		"leader ended": "kill -STOP $PPID; sh -c 'sleep 65 & echo $! >%s'; kill -9 $$",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, l := execRig(t, TransportSession)
+			orphan := filepath.Join(t.TempDir(), "pid")
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			run := startRunning(t, ctx, l, Command{Script: fmt.Sprintf(script, orphan)})
+			eventually(t, "the orphan runs", func() bool { data, _ := os.ReadFile(orphan); return len(data) > 0 })
+			cancel()
+			run.wait(t, KindCanceled)
+			if !run.result.StopConfirmed {
+				t.Errorf("got %+v, want a confirmed stop", run.result)
+			}
+			wantDead(t, orphan)
+		})
+	}
+	t.Run("not proved empty", func(t *testing.T) {
+		t.Parallel()
+		r, l := execRig(t, TransportSession)
+		r.server.SetFaults(emulator.Fault{Path: "/toolbox/*/process/execute", Action: emulator.StatusBefore, Status: 403})
+		got, _ := runFails(t, t.Context(), l, Command{Script: "echo x; sleep 67", Timeout: 500 * time.Millisecond}, KindTimeout, DispatchedYes)
+		if got.StopConfirmed {
+			t.Errorf("got %+v, want no confirmed stop", got)
+		}
+		r.wantHits(t)
+	})
+}
+
+func TestASessionsInputIsStreamed(t *testing.T) {
+	_, l := execRig(t, TransportSession)
+	t.Run("a conversation", func(t *testing.T) {
+		in, w := io.Pipe()
+		out := make(arrivals, 8)
+		p := started(t, t.Context(), l, Command{Script: "echo name?; read n; echo hello $n; cat; echo end", Stdin: in, Stdout: out})
+		for _, step := range []struct{ hear, say string }{{"name?\n", "bob\n"}, {"hello bob\n", "more\n"}, {"more\n", ""}} {
+			if got := <-out; got != step.hear {
+				t.Errorf("heard %q, want %q", got, step.hear)
+			}
+			if step.say == "" {
+				w.Close()
+			} else if _, err := io.WriteString(w, step.say); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := <-out; got != "end\n" {
+			t.Errorf("heard %q, want the end", got)
+		}
+		if got, err := p.Wait(); err != nil || got.StdinSize != 9 || got.ExitCode != 0 || got.Transport != TransportSession {
+			t.Errorf("Wait() = %+v, %v; want exit 0 after 9 bytes on a session", got, err)
+		}
+	})
+	t.Run("every byte", func(t *testing.T) {
+		content := numbered(300_000)
+		want := fmt.Sprintf("%x  -\n", sha256.Sum256(content))
+		got, err := l.Executor().Run(t.Context(), Command{Args: []string{"sha256sum"}, Stdin: bytes.NewReader(content), Transport: TransportSession})
+		if err != nil || string(got.Stdout) != want || got.StdinSize != int64(len(content)) {
+			t.Errorf("Run() = %+v, %v; want %s", got, err, want)
+		}
+	})
+	t.Run("short and binary", func(t *testing.T) {
+		got, err := l.Executor().Run(t.Context(), Command{Script: "od -An -tx1 | tr -d ' \\n'", Stdin: strings.NewReader("\x00\xff\n"), Transport: TransportSession})
+		if err != nil || string(got.Stdout) != "00ff0a" || got.StdinSize != 3 {
+			t.Errorf("Run() = %+v, %v; want 3 bytes", got, err)
+		}
+	})
+	endless := readerFunc(func(p []byte) (int, error) { return len(p), nil })
+	for name, script := range map[string]string{"ended early": "head -c 100000 | wc -c; exit 3", "closed": "exec <&-; echo 100000; sleep 0.3; exit 3"} {
+		t.Run(name, func(t *testing.T) {
+			began := time.Now()
+			got, err := l.Executor().Run(t.Context(), Command{Script: script, Stdin: endless, Transport: TransportSession})
+			if err != nil || got.ExitCode != 3 || string(got.Stdout) != "100000\n" || got.StdinSize > 8<<20 {
+				t.Errorf("Run() = %+v, %v; want exit 3 and an input held back", got, err)
+			}
+			if took := time.Since(began); took > waitTime {
+				t.Errorf("it took %v to stop feeding", took)
+			}
+		})
+	}
+	t.Run("reader fails", func(t *testing.T) {
+		broken := errors.New("broken")
+		in := io.MultiReader(bytes.NewReader(numbered(100_000)), readerFunc(func([]byte) (int, error) { return 0, broken }))
+		got, err := runFails(t, t.Context(), l, Command{Script: "cat >/dev/null; sleep 60", Stdin: in}, KindIO, DispatchedYes)
+		if !errors.Is(err, broken) || !got.StopConfirmed || got.StdinSize == 0 {
+			t.Errorf("Run() = %+v, %v; want the reader's error and a confirmed stop", got, err)
+		}
+	})
+	t.Run("no directory", func(t *testing.T) {
+		_, l := execRig(t, TransportSession)
+		mustRun(t, l, Command{Script: `d="${TMPDIR:-/tmp}/.leasehold-$(id -u)"; rm -rf "$d"; : >"$d"`}, finished(0, "", ""))
+		got, err := runFails(t, t.Context(), l, Command{Args: []string{"cat"}, Stdin: bytes.NewReader(numbered(100_000))}, KindUnavailable, DispatchedNo)
+		if !strings.Contains(err.Message, "100000 bytes were taken") || got.StdinSize != 0 {
+			t.Errorf("Run() = %+v, %v; want to know how much was taken", got, err)
+		}
+		_, err = runFails(t, t.Context(), l, Command{Script: "true #" + strings.Repeat("x", 200_000)}, KindUnavailable, DispatchedNo)
+		if !strings.Contains(err.Message, "131071") {
+			t.Errorf("%q does not name the limit", err.Message)
+		}
+		mustRun(t, l, Command{Args: []string{"cat"}, Stdin: strings.NewReader("short")}, finished(0, "short", ""))
+	})
+}
+
+func TestASessionCarriesLargeCommands(t *testing.T) {
+	_, l := execRig(t, TransportSession)
+	mustRun(t, l, Command{Script: "# " + strings.Repeat("x", 3<<20) + "\necho end; exit 7"}, finished(7, "end\n", ""))
+	word := strings.Repeat("y", 100_000)
+	env := map[string]string{}
+	for i := range 12 {
+		env[fmt.Sprint("V", i)] = word
+	}
+	mustRun(t, l, Command{Args: []string{"sh", "-c", "echo ${#V0} ${#V11}"}, Env: env}, finished(0, "100000 100000\n", ""))
 }

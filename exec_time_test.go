@@ -508,3 +508,140 @@ func TestE6AnIdleLeaseMakesNoRequest(t *testing.T) {
 		}
 	})
 }
+
+func TestAnExitUnderASilentSocketIsNoticed(t *testing.T) {
+	for name, s := range map[string]*scripted{
+		"silent":         {},
+		"never connects": {onConnect: func(r *http.Request) { <-r.Context().Done() }},
+		"silent after bytes": {onFollow: func(ctx context.Context, c *websocket.Conn, s *scripted) {
+			time.Sleep(time.Second)
+			s.send(ctx, c)
+			<-ctx.Done()
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := newScripted(t, s)
+				got, err := s.run(t, l, Command{}, func() {
+					s.begin()
+					time.Sleep(3 * time.Second)
+					s.write("o:x")
+					s.end(0)
+					s.record(0)
+				})
+				wantFinished(t, got, err, finished(0, "x\n", ""))
+				wantBetween(t, "duration", got.Duration, 3*time.Second, 6*time.Second)
+				if n := len(s.at("status")); n > 9 {
+					t.Errorf("%d status reads in 3 s, want few", n)
+				}
+			})
+		})
+	}
+}
+
+func TestTheFirstReadEndsWithTheCallersDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &scripted{onLogs: func(_ http.ResponseWriter, r *http.Request, _ *scripted) { <-r.Context().Done() }}
+		l := newScripted(t, s)
+		got, err := s.run(t, l, Command{Timeout: 50 * time.Millisecond}, nil)
+		if e := failed("", err); e == nil || e.Kind != KindTimeout || got.StopConfirmed {
+			t.Errorf("Run() = %+v, %v; want a timeout, and no confirmed stop without the log", got, err)
+		}
+		// The stop has a first read of its own.
+		wantBetween(t, "duration", got.Duration, 50*time.Millisecond, 50*time.Millisecond+glanceTime+50*time.Millisecond)
+	})
+}
+
+func TestEachConnectionHasItsEarlyReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		connections := 0
+		s := &scripted{onFollow: func(ctx context.Context, c *websocket.Conn, s *scripted) {
+			if connections++; connections == 1 {
+				time.Sleep(380 * time.Millisecond)
+				_ = c.Close(websocket.StatusNormalClosure, "")
+				return
+			}
+			<-ctx.Done()
+		}}
+		l := newScripted(t, s)
+		got, err := s.run(t, l, Command{}, func() {
+			s.begin()
+			time.Sleep(500 * time.Millisecond)
+			s.write("o:x")
+			s.end(0)
+			s.record(0)
+		})
+		wantFinished(t, got, err, finished(0, "x\n", ""))
+		follow, status := s.at("follow"), s.at("status")
+		var steps []time.Duration
+		for _, at := range status {
+			from := follow[0]
+			if len(follow) > 1 && at > follow[1] {
+				from = follow[1]
+			}
+			steps = append(steps, (at - from).Round(5*time.Millisecond))
+		}
+		const ms = time.Millisecond
+		if diff := cmp.Diff([]time.Duration{25 * ms, 75 * ms, 175 * ms, 375 * ms, 25 * ms, 75 * ms, 175 * ms}, steps); diff != "" {
+			t.Errorf("status reads after their connections (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestAnErrorWhileTheExitIsRecordedIsNotYet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		reads := 0
+		s := &scripted{onStatus: func(w http.ResponseWriter, _ *http.Request, s *scripted) {
+			if reads++; reads < 3 {
+				w.Header().Set("Content-Type", "application/json")
+				w.WriteHeader(http.StatusInternalServerError)
+				fmt.Fprint(w, `{"statusCode":500,"message":"failed to convert exit code to int: strconv.Atoi: parsing \"\": invalid syntax","timestamp":"0001-01-01T00:00:00Z","path":""}`)
+				return
+			}
+			s.status(w)
+		}}
+		l := newScripted(t, s)
+		got, err := s.run(t, l, Command{}, func() {
+			s.begin()
+			time.Sleep(20 * time.Millisecond)
+			s.write("o:x")
+			s.end(5)
+			s.record(5)
+		})
+		wantFinished(t, got, err, finished(5, "x\n", ""))
+		wantBetween(t, "duration", got.Duration, 180*time.Millisecond, 200*time.Millisecond)
+	})
+}
+
+func TestTheFinalSnapshotBringsWhatTheSocketMissed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &scripted{onFollow: func(ctx context.Context, c *websocket.Conn, s *scripted) {
+			time.Sleep(50 * time.Millisecond)
+			_ = c.Write(ctx, websocket.MessageBinary, s.content()[:70])
+			<-ctx.Done()
+		}}
+		l := newScripted(t, s)
+		got, err := s.run(t, l, Command{}, func() {
+			time.Sleep(15 * time.Millisecond)
+			s.begin()
+			s.write("o:one", "e:two", "o:three")
+			s.end(0)
+			time.Sleep(100 * time.Millisecond)
+			s.record(0)
+		})
+		wantFinished(t, got, err, finished(0, "one\nthree\n", "two\n"))
+		wantBetween(t, "duration", got.Duration, 180*time.Millisecond, 200*time.Millisecond)
+	})
+}
+
+func TestFailedConnectionsDoNotProlongTheTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &scripted{onFollow: func(_ context.Context, c *websocket.Conn, _ *scripted) { _ = c.CloseNow() }}
+		l := newScripted(t, s)
+		got, err := s.run(t, l, Command{Timeout: 40 * time.Second}, func() { s.begin(); s.write("o:x") })
+		if e := failed("", err); e == nil || e.Kind != KindTimeout || !got.TimedOut || string(got.Stdout) != "x\n" {
+			t.Errorf("Run() = %+v, %v; want a timeout and the output so far", got, err)
+		}
+		wantBetween(t, "duration", got.Duration, 40*time.Second, 41*time.Second)
+	})
+}
