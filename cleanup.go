@@ -4,79 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"maps"
-	"regexp"
-	"strconv"
-	"strings"
-
-	"github.com/google/uuid"
 )
 
-// Phase is a step of an operation, for errors. The set is closed.
-type Phase string
-
-// The phases. The first five are those of an acquisition.
-const (
-	PhaseCreate    Phase = "create"    // the sandbox is created, and started by the provider
-	PhaseWorkspace Phase = "workspace" // its workspace directory is made
-	PhaseShell     Phase = "shell"     // its shell is found
-	PhaseExpiry    Phase = "expiry"    // its lifetime is confirmed
-	PhaseSentinel  Phase = "sentinel"  // its workspace is marked, or proved, to be the lease's
-	PhaseStart     Phase = "start"     // an existing sandbox is started
-	PhaseRetain    Phase = "retain"    // automatic deletion is switched off, and read back
-	PhaseStop      Phase = "stop"      // the sandbox is stopped
-	PhaseArchive   Phase = "archive"   // it is moved to cold storage
-	PhaseDelete    Phase = "delete"    // it is deleted
-)
-
-const (
-	maxLabels       = 16
-	envelopeVersion = 1
-)
-
-// CreationOperation is the intent to create one sandbox, fixed before the request is sent: the name and the labels by
-// which the sandbox can be found and proved to be ours, whatever became of the request.
-type CreationOperation struct {
-	Attempt    string            `json:"attempt"` // UUID
-	Name       string            `json:"name"`    // <prefix>create-<attempt>
-	Scope      Scope             `json:"scope"`
-	Labels     map[string]string `json:"labels"`
-	Credential string            `json:"credential"`        // fingerprint of endpoint and credential
-	Account    string            `json:"account,omitempty"` // fingerprint of endpoint and organisation, if the API attested it by then
-}
-
-func (p *provider) newCreation(scope Scope, reuse bool, extra map[string]string) CreationOperation {
-	attempt := uuid.NewString()
-	prefix := p.cfg.LabelPrefix
-	labels := maps.Clone(extra)
-	if labels == nil {
-		labels = make(map[string]string)
-	}
-	labels[prefix+"provider"] = "daytona"
-	labels[prefix+"tenant"] = scope.Tenant
-	labels[prefix+"environment"] = scope.Environment
-	labels[prefix+"run"] = scope.Run
-	labels[prefix+"reuse"] = strconv.FormatBool(reuse)
-	labels[prefix+"attempt"] = attempt
-	if scope.Agent != "" {
-		labels[prefix+"agent"] = scope.Agent
-	}
-	if scope.Workspace != "" {
-		labels[prefix+"workspace"] = scope.Workspace
-	}
-	return CreationOperation{Attempt: attempt, Name: prefix + "create-" + attempt, Scope: scope, Labels: labels, Credential: p.account.credential, Account: p.account.known()}
-}
-
-// envelope returns what is needed to account for the creation later. observed is the sandbox's id, if it was seen.
-func (op CreationOperation) envelope(phase Phase, observed string) *CleanupEnvelope {
-	return &CleanupEnvelope{
-		Version: envelopeVersion, Name: op.Name, Attempt: op.Attempt, Scope: op.Scope, Labels: maps.Clone(op.Labels),
-		Credential: op.Credential, Account: op.Account, Observed: observed, Phase: phase,
-	}
-}
+const envelopeVersion = 1
 
 // CleanupEnvelope is a creation that could not be accounted for. It is plain data without secrets: store its JSON form
-// until [Provider.Cleanup] has returned a receipt for it.
+// until [Provider.Cleanup] has returned a receipt for it. With [Config.Store] a record of it is kept already, for a [Sweeper].
 type CleanupEnvelope struct {
 	Version    int               `json:"version"`
 	Name       string            `json:"name"`
@@ -124,40 +57,6 @@ func (e CleanupEnvelope) check(op string) error {
 		p.add("CleanupEnvelope.Phase", "is not a phase of an acquisition")
 	}
 	return p.err(op)
-}
-
-// checkCreationLabels refuses a record whose name and labels do not say what its scope and attempt say: deleting by it
-// could delete what is somebody else's.
-func checkCreationLabels(p *problems, field, name, attempt string, scope Scope, labels map[string]string) {
-	prefix, ok := strings.CutSuffix(name, "create-"+attempt)
-	if !ok || !labelPrefixForm.MatchString(prefix) {
-		p.add(field+".Name", "is not made of a label prefix and the attempt")
-		return
-	}
-	for _, want := range []struct{ key, value string }{
-		{"provider", "daytona"}, {"attempt", attempt}, {"tenant", scope.Tenant}, {"environment", scope.Environment},
-		{"run", scope.Run}, {"agent", scope.Agent}, {"workspace", scope.Workspace},
-	} {
-		if labels[prefix+want.key] != want.value {
-			p.add(field+".Labels", "disagree with the record about the %s", want.key)
-		}
-	}
-}
-
-var labelKeyForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
-
-func checkLabels(p *problems, field string, labels map[string]string) {
-	if len(labels) > maxLabels {
-		p.add(field, "has over %d entries", maxLabels)
-		return
-	}
-	for key, value := range labels {
-		if !labelKeyForm.MatchString(key) {
-			p.add(field, "has a key that is not 1 to 63 of A-Z a-z 0-9 . _ -")
-		} else if !identifierForm.MatchString(value) {
-			p.add(field+"."+key, "must be 1 to 200 of A-Z a-z 0-9 _ -")
-		}
-	}
 }
 
 func (e CleanupEnvelope) target() target {

@@ -80,6 +80,23 @@ const (
 	DispatchedUnknown Dispatch = "unknown" // sent, or perhaps sent, and never answered
 )
 
+// Phase is a step of an operation, for errors. The set is closed.
+type Phase string
+
+// The phases. The first five are those of an acquisition.
+const (
+	PhaseCreate    Phase = "create"    // the sandbox is created, and started by the provider
+	PhaseWorkspace Phase = "workspace" // its workspace directory is made
+	PhaseShell     Phase = "shell"     // its shell is found
+	PhaseExpiry    Phase = "expiry"    // its lifetime is confirmed
+	PhaseSentinel  Phase = "sentinel"  // its workspace is marked, or proved, to be the lease's
+	PhaseStart     Phase = "start"     // an existing sandbox is started
+	PhaseRetain    Phase = "retain"    // automatic deletion is switched off, and read back
+	PhaseStop      Phase = "stop"      // the sandbox is stopped
+	PhaseArchive   Phase = "archive"   // it is moved to cold storage
+	PhaseDelete    Phase = "delete"    // it is deleted
+)
+
 // Reason is the proof that a sandbox is lost.
 type Reason string
 

@@ -368,10 +368,6 @@ func (a *acquisition) created(work context.Context, sb *daytona.Sandbox) (id str
 	return "", &Error{Op: a.op, Kind: KindUncertain, Dispatched: DispatchedYes, Message: "the creation was answered with a sandbox that was not asked for"}
 }
 
-func (op CreationOperation) target() target {
-	return target{name: op.Name, labels: op.Labels, credential: op.Credential}
-}
-
 // sight looks for the creation's sandbox by its name, for up to patience.
 func (a *acquisition) sight(work context.Context, patience time.Duration) (*daytona.Sandbox, error) {
 	ctx, cancel := context.WithTimeout(work, max(patience, a.p.cfg.CallTimeout))

@@ -424,6 +424,7 @@ func (g *ledger) payAll(ctx context.Context) {
 func (g *ledger) close(ctx context.Context) {
 	g.mu.Lock()
 	stop := g.beats
+	g.beats = func() {} // it does not begin any more
 	g.mu.Unlock()
 	if stop == nil {
 		return
