@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"regexp"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -40,7 +41,7 @@ var (
 )
 
 func newWorld(t *testing.T, cfg Config) *world {
-	cfg.Timeout, cfg.CallTimeout = 60*time.Second, 5*time.Second
+	cfg.Timeout, cfg.CallTimeout = 30*time.Second, 5*time.Second
 	w := &world{names: make(map[string]int)}
 	w.rig = newRig(t, cfg, emulator.Options{InMemory: true, Middleware: w.middleware, Toolbox: http.HandlerFunc(w.toolbox)})
 	return w
@@ -267,9 +268,9 @@ func mischiefs() []mischief {
 		{Action: emulator.RunnerFailure, Body: secretWords},
 		{Action: emulator.RunnerFailure, Body: secretWords, Code: 200},
 		{Action: emulator.StallChange},
-		{Action: emulator.StallChange, Delay: 40 * time.Second},
+		{Action: emulator.StallChange, Delay: 12 * time.Second},
 		{Action: emulator.DelayRequest, Delay: time.Second},
-		{Action: emulator.DelayRequest, Delay: 30 * time.Second},
+		{Action: emulator.DelayRequest, Delay: 12 * time.Second},
 	} {
 		list = append(list, mischief{name: strings.TrimSuffix(fmt.Sprintf("%s %v", f.Action, f.Delay+time.Duration(f.Code)), " 0s"), fault: f})
 	}
@@ -322,6 +323,8 @@ var extents = []string{"once", "twice", "for ever", "for ever, everywhere"}
 // an envelope that finds it (L1, L2, L7), a receipt is a fact (L4), nobody is told that a living sandbox is gone (L5), the
 // budget holds, a caller's cancellation is followed at once, and errors say what they must and nothing else (S1).
 func TestFaultMatrix(t *testing.T) {
+	// Thousands of small worlds, each garbage when the next begins: the collector would be half of the work.
+	defer debug.SetGCPercent(debug.SetGCPercent(400))
 	var cells atomic.Int64
 	t.Run("cells", func(t *testing.T) {
 		for _, op := range operations() {

@@ -11,10 +11,12 @@
 //
 //	call                       | carried by       | why
 //	---------------------------+------------------+------------------------------------------------------------------
-//	Create, Get, List,         | generated client | the SDK hides labels, error reason and expiry, polls inside Create,
+//	Create, List,              | generated client | the SDK hides labels, error reason and expiry, polls inside Create,
 //	CredentialOrganization     |                  | loses the id when that fails, and cannot take an http.Client. The
 //	                           |                  | reply is decoded here: the model demands 14 fields, and replaces
 //	                           |                  | unknown states by a number
+//	Get                        | plain HTTP       | for the same reasons, and because it is what waiting consists of: the
+//	                           |                  | model decodes each reply three times
 //	Start, Stop, Archive,      | generated client | the SDK's versions wait, poll every 100 ms, and give up on one lost
 //	Recover, Delete            |                  | poll; it has no Recover
 //	SetAutoDelete, SetLabels,  | generated client | the SDK loses the server's message, reads again after SetLabels, and

@@ -4,10 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"maps"
 	"math"
 	"net/http"
+	"net/url"
 	"strconv"
 	"strings"
 	"time"
@@ -82,8 +82,8 @@ func (c *Client) Get(ctx context.Context, idOrName string) (*Sandbox, error) {
 		return nil, badInput(OpGet)
 	}
 	return c.sandbox(ctx, OpGet, func(ctx context.Context) (*http.Response, error) {
-		_, resp, err := c.api.SandboxAPI.GetSandbox(ctx, idOrName).Execute()
-		return resp, err
+		address := c.base.JoinPath("sandbox", url.PathEscape(idOrName)).String()
+		return c.send(ctx, http.MethodGet, address, http.Header{"Accept": {"application/json"}}, nil)
 	})
 }
 
@@ -291,7 +291,7 @@ func (c *Client) sandbox(ctx context.Context, op string, f func(context.Context)
 	return s, nil
 }
 
-// decode reads the body of a generated client's answer once more: the client puts it back after reading it. Its own
+// decode reads the body of an answer: of a generated client's once more, which puts it back after reading it. Its own
 // decoding, and so its error, matter only where there is no answer.
 func decode(resp *http.Response, err error, into any) error {
 	if resp == nil || resp.StatusCode < 200 || resp.StatusCode >= 300 {
@@ -300,11 +300,7 @@ func decode(resp *http.Response, err error, into any) error {
 		}
 		return err
 	}
-	body, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal(body, into)
+	return readJSON(resp, into)
 }
 
 // sandboxReply is the SandboxDto, with every field optional but the id.

@@ -126,8 +126,12 @@ func (t *Toolbox) url(query url.Values, elements ...string) string {
 	return u.String()
 }
 
-// send sends a plain request. On an error status, or without an answer, it returns an error for call.outcome to replace.
 func (t *Toolbox) send(ctx context.Context, method, address string, header http.Header, body io.Reader) (*http.Response, error) {
+	return t.c.send(ctx, method, address, header, body)
+}
+
+// send sends a plain request. On an error status, or without an answer, it returns an error for call.outcome to replace.
+func (c *Client) send(ctx context.Context, method, address string, header http.Header, body io.Reader) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, address, body)
 	if err != nil {
 		return nil, err
@@ -135,7 +139,7 @@ func (t *Toolbox) send(ctx context.Context, method, address string, header http.
 	for key, values := range header {
 		req.Header[key] = values
 	}
-	resp, err := t.c.http.Do(req)
+	resp, err := c.http.Do(req)
 	if err != nil {
 		return nil, err
 	}

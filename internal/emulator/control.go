@@ -142,7 +142,7 @@ func (s *Server) lose(sb *sandbox) {
 			s.log.Error("killing a sandbox's processes", "sandbox", sb.ID, "err", err)
 		}
 	}
-	if err := removeTree(s.sandboxDir(sb.ID)); err != nil {
+	if err := s.removeFiles(sb.ID); err != nil {
 		s.log.Error("removing a sandbox's files", "sandbox", sb.ID, "err", err)
 	}
 }

@@ -58,7 +58,8 @@ type Options struct {
 	// Middleware, if any, wraps the whole server: it sees each request first and each reply last.
 	Middleware func(http.Handler) http.Handler
 	// Toolbox, if any, answers in place of every sandbox's toolbox, behind the proxy and the fault plan. It sees paths such
-	// as /process/execute. Without processes, which virtual time does not wait for, a test may skip hours.
+	// as /process/execute. Without processes, which virtual time does not wait for, a test may skip hours. Without a Dir the
+	// sandboxes have no files then.
 	Toolbox http.Handler
 	// Logger receives what goes wrong inside. Nil is silent.
 	Logger *slog.Logger
@@ -206,9 +207,14 @@ func Start(opt Options) (*Server, error) {
 	return s, nil
 }
 
+// hasFiles reports whether the sandboxes have files: a toolbox of the test's own needs none.
+func (s *Server) hasFiles() bool { return s.opt.Dir != "" || s.opt.Toolbox == nil }
+
 // openDir makes the state directory usable and loads what is in it.
 func (s *Server) openDir() (err error) {
-	if s.opt.Dir == "" {
+	if !s.hasFiles() {
+		s.unlock = func() {}
+	} else if s.opt.Dir == "" {
 		if s.dir, err = os.MkdirTemp("", "leasehold-"); err != nil {
 			return fmt.Errorf("emulator: %w", err)
 		}
@@ -239,7 +245,7 @@ func (s *Server) openDir() (err error) {
 
 func (s *Server) closeDir() error {
 	s.unlock()
-	if s.opt.Dir != "" {
+	if s.opt.Dir != "" || !s.hasFiles() {
 		return nil
 	}
 	return removeTree(s.dir)

@@ -478,7 +478,7 @@ func (s *Server) beginDestroy(sb *sandbox, stall *time.Duration) *apiError {
 			return
 		}
 		s.powerOff(sb)
-		if err := removeTree(s.sandboxDir(sb.ID)); err != nil {
+		if err := s.removeFiles(sb.ID); err != nil {
 			s.log.Error("removing a sandbox's files", "sandbox", sb.ID, "err", err)
 		}
 		o.set(true, func(r *record) { r.State = StateDestroyed })

@@ -25,6 +25,9 @@ import (
 
 // load reads the records that an earlier server left. What was running is stopped now; a destruction is completed.
 func (s *Server) load() error {
+	if !s.hasFiles() {
+		return nil
+	}
 	if err := os.MkdirAll(filepath.Join(s.dir, "sandboxes"), 0o700); err != nil {
 		return err
 	}
@@ -130,7 +133,18 @@ func writeFile(name string, content []byte) (err error) {
 
 // makeHome creates a sandbox's directories where they do not exist.
 func (s *Server) makeHome(id string) error {
+	if !s.hasFiles() {
+		return nil
+	}
 	return errors.Join(os.MkdirAll(s.homeDir(id), 0o755), os.MkdirAll(s.tempDir(id), 0o700))
+}
+
+// removeFiles removes a sandbox's directories.
+func (s *Server) removeFiles(id string) error {
+	if !s.hasFiles() {
+		return nil
+	}
+	return removeTree(s.sandboxDir(id))
 }
 
 // removeTree removes a directory tree, even where a sandbox took the permissions for that away.
