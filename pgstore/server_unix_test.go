@@ -3,6 +3,7 @@
 package pgstore
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
@@ -18,17 +19,22 @@ import (
 	"time"
 )
 
-// keeper is a shell that starts the server, and removes it and all it left when its input ends: so when the test's process
-// does, in whatever way. Each line of its input starts the server with these options, once the one before has ended.
+// keeper is a shell that makes the server's files and starts it, and removes it and all it left when its input ends: so
+// when the test's process does, in whatever way. It says when there are files. Each line of its input starts the server
+// with these options, once the one before has ended.
 const keeper = `
 dir=$1 bin=$2 pid=
+trap '' PIPE
+trap 'rm -rf "$dir"' EXIT
+"$bin/initdb" -D "$dir/data" -U postgres -A trust -E UTF8 --locale=C --no-sync >"$dir/log" 2>&1 || { cat "$dir/log" >&2; exit 1; }
+echo ready
 while read -r options; do
 	[ -z "$pid" ] || wait "$pid"
 	"$bin/postgres" -D "$dir/data" -k "$dir" -c listen_addresses= $options </dev/null >>"$dir/log" 2>&1 &
 	pid=$!
 done
 [ -z "$pid" ] || { kill -QUIT "$pid"; wait "$pid"; }
-rm -rf "$dir"
+exit 0
 `
 
 // settings make the server's start and every ordinary test fast. Its files are not to outlive the test.
@@ -67,26 +73,25 @@ func startServer() (_ *server, err error) {
 			return nil, err
 		}
 	}
-	initdb := s.command(filepath.Join(bin, "initdb"), "-D", filepath.Join(s.dir, "data"), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
-	if out, err := initdb.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("initdb: %w\n%s", err, out)
-	}
-	s.keeper = s.command("/bin/sh", "-c", keeper, "sh", s.dir, bin)
+	s.keeper = exec.Command("/bin/sh", "-c", keeper, "sh", s.dir, bin)
+	s.keeper.Dir = s.dir
+	s.keeper.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: s.user} // out of reach of the terminal's signals
+	var complaint strings.Builder
+	s.keeper.Stderr = &complaint
 	if s.input, err = s.keeper.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := s.keeper.StdoutPipe()
+	if err != nil {
 		return nil, err
 	}
 	if err := s.keeper.Start(); err != nil {
 		return nil, err
 	}
+	if line, _ := bufio.NewReader(out).ReadString('\n'); line != "ready\n" {
+		return nil, fmt.Errorf("initdb: %w\n%s", s.keeper.Wait(), complaint.String())
+	}
 	return s, s.start("")
-}
-
-// command is one run by the server's user, out of reach of the terminal's signals.
-func (s *server) command(name string, args ...string) *exec.Cmd {
-	c := exec.Command(name, args...)
-	c.Dir = s.dir
-	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: s.user}
-	return c
 }
 
 // start starts the server, after it was stopped or killed.
