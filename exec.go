@@ -66,7 +66,7 @@ type Command struct {
 	Timeout time.Duration
 	// Profiles says which start-up files are read.
 	Profiles ProfilePolicy
-	// Transport chooses the way by which the command is run. The zero value is TransportSession.
+	// Transport chooses the way by which the command is run.
 	Transport Transport
 }
 
@@ -75,31 +75,27 @@ type Transport string
 
 // The transports.
 const (
-	// TransportDefault is the zero value: TransportSession, which bears whatever a command does with its output.
+	// TransportDefault is the zero value: TransportJournal, or TransportSession where the sandbox has no room for a
+	// journal.
 	TransportDefault Transport = ""
 	// TransportJournal makes the command keep its own record, in files of a private directory of the sandbox,
-	// $TMPDIR/.leasehold-<uid>. Any byte is carried, and a short command takes one request. The files hold the whole
-	// output until the result was taken. The command's output is such a file, and not a pipe: one that opens its own
-	// output again by name, as "echo x >/dev/stderr" does, cuts off what it wrote there before. Choose it for commands
-	// that do not.
+	// $TMPDIR/.leasehold-<uid>. The command's output are pipes, whose contents are appended to such files, so any byte is
+	// carried, and a short command takes one request. The files hold the whole output until the result was taken.
 	TransportJournal Transport = "journal"
-	// TransportAuto is TransportJournal, or TransportSession where the sandbox has no room for the files.
-	TransportAuto Transport = "auto"
 	// TransportSession runs the command in one of the toolbox's sessions, and reads the session's log: see the fidelities.
 	// It needs no file of its own, but for an input that takes a pipe, and for a command of more than 128 KiB.
 	TransportSession Transport = "session"
 )
 
 // journals reports that a journal is tried.
-func (t Transport) journals() bool { return t == TransportAuto || t == TransportJournal }
+func (t Transport) journals() bool { return t != TransportSession }
 
 // Fidelity says how sure it is that the output holds exactly the bytes that the command wrote.
 type Fidelity string
 
 // The fidelities.
 const (
-	// FidelityExact: the output was read from files that the command itself wrote to. What it cut off itself, by opening
-	// such a file again by the name /dev/stdout or /dev/stderr, is missing.
+	// FidelityExact: the output was read byte for byte, and its end is marked.
 	FidelityExact Fidelity = "exact"
 	// FidelityLines: the log carried the lines, and shows no sign of damage. Final newlines, partial last lines and
 	// bytes of any value are right, but NUL bytes: a session's log drops these and leaves no trace of it.
@@ -145,7 +141,7 @@ type Result struct {
 	Truncated bool
 	// Duration is the time from the dispatch to the end of the observation.
 	Duration time.Duration
-	// Transport is how it was run. With TransportAuto, a session says that the sandbox had no room for a journal.
+	// Transport is how it was run. With TransportDefault, a session says that the sandbox had no room for a journal.
 	Transport Transport
 	Fidelity  Fidelity
 	Delivery  Delivery
@@ -166,7 +162,10 @@ func (l *Lease) Executor() *Executor { return &Executor{l: l} }
 //   - [ErrInvalid]: the command cannot be run as it is; nothing was sent.
 //   - [ErrTimeout], [ErrCanceled]: Command.Timeout or ctx ended. Run returns promptly, at most a few seconds later, after
 //     it tried to stop the command and all its children; Result.StopConfirmed says whether that worked.
-//   - [ErrUncertain]: it is not known how the command ended, or, with DispatchedUnknown, whether it began.
+//   - [ErrUncertain]: it is not known how the command ended, or what it wrote last, or, with DispatchedUnknown, whether it
+//     began.
+//   - [ErrQuota]: the sandbox's disk was full, and the end of the output is lost. The command itself was not disturbed, and
+//     Result.ExitCode is its own.
 //   - [ErrNotRunning], [ErrGone]: the sandbox is not there. With DispatchedYes it was lost under the command.
 //   - [ErrIO]: Stdin or a writer failed, and the command was stopped, or not even started.
 //   - [ErrClosed]: the lease was given back, before or meanwhile.
@@ -215,7 +214,7 @@ func (c *Command) check(op, workspace string) (script.Login, error) {
 		p.add("Command.Profiles", "is not a policy")
 	}
 	switch c.Transport {
-	case TransportDefault, TransportAuto, TransportJournal, TransportSession:
+	case TransportDefault, TransportJournal, TransportSession:
 	default:
 		p.add("Command.Transport", "is not a transport")
 	}

@@ -158,14 +158,14 @@ type recorded struct {
 	reply  []byte
 }
 
-var journalMark = regexp.MustCompile(`lh[A-Z2-7]{52}`)
+var scriptMark = regexp.MustCompile(`lh[a-z2-7]{26}`)
 
 func (a *recorded) RoundTrip(r *http.Request) (*http.Response, error) {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		return nil, err
 	}
-	mark := string(journalMark.Find(body))
+	mark := string(scriptMark.Find(body))
 	if mark == "" {
 		return nil, errors.New("a request without a mark")
 	}

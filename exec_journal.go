@@ -4,8 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
-	"io"
-	"path"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,6 +22,8 @@ const (
 	paceTime = 40 * time.Millisecond
 	// muchOutput is what is fetched without a pause.
 	muchOutput = 256 << 10
+	// endTime is how long the end of a stream may be missing once the exit is recorded.
+	endTime = 10 * time.Second
 	// stopTime bounds a stop: the sandbox takes up to four seconds of it.
 	stopTime = 8 * time.Second
 )
@@ -33,29 +33,30 @@ const (
 // brings them along; what does not fit, or is not text, is read from the files.
 type journalRun struct {
 	feeder
-	dir   string      // of the journals
-	begun atomic.Bool // the dispatch is known to have arrived
-	knew  bool        // the sandbox had journals before
+	born    string // the journal by which the sandbox's directory of them was made, as far as known before the dispatch
+	dir     string // of the journals
+	begun   atomic.Bool
+	process atomic.Pointer[script.Process]
 
-	stdoutAt, stderrAt atomic.Int64 // delivered
-	lostWaits          atomic.Int32 // requests without a reply: they may still be waiting
-	record             script.Frame // the last one
-	complete           bool         // the exit is recorded, and everything up to it delivered
-	ended              bool         // no more will be known
-	feeding            bool         // the input is delivered while the command runs
-	followed           bool         // it took more than the dispatch
-	stopFrame          *script.Frame
-	stopFrom           [2]int64 // the offsets that stopFrame begins at
+	out, errs *journalStream
+	lostWaits atomic.Int32 // requests without a reply: they may still be waiting
+	record    script.Frame // the last one
+	exitSeen  time.Time    // when the exit was first seen in it
+	ended     bool         // no more will be known
+	feeding   bool         // the input is delivered while the command runs
+	followed  bool         // it took more than the dispatch
+	stopFrame *script.Frame
+	stopFrom  [2]int64 // the offsets that stopFrame begins at
 }
 
 func newJournalRun(x *execution) *journalRun {
-	r := &journalRun{knew: x.l.journals.known()}
-	r.execution, r.journal = x, script.Journal{ID: strings.ToLower(rand.Text()), Mark: "lh" + rand.Text() + rand.Text()}
+	r := &journalRun{born: x.l.journals.known()}
+	r.execution, r.journal = x, script.Journal{ID: strings.ToLower(rand.Text()), Mark: "lh" + strings.ToLower(rand.Text())}
 	if x.ref != nil {
-		r.journal.ID = x.ref.ID
-		r.stdoutAt.Store(x.from.Stdout)
-		r.stderrAt.Store(x.from.Stderr)
+		r.journal.ID, r.journal.Mark = x.ref.ID, x.ref.Mark
 	}
+	r.out = newJournalStream(x.stdout, r.journal, ".o", x.from.Stdout)
+	r.errs = newJournalStream(x.stderr, r.journal, ".e", x.from.Stderr)
 	return r
 }
 
@@ -86,9 +87,8 @@ func (r *journalRun) dispatch(life context.Context) error {
 	start.Drop, start.Sweep = r.l.journals.chores()
 	frame, err := r.ask(life, r.journal.Start(start), start.Wait)
 	if err != nil {
-		e := failed(r.op, err)
-		if e.Dispatched == DispatchedNo || e.Kind == KindAuth || e.Kind == KindRateLimited || e.Kind == KindNotRunning || e.Kind == KindInvalid {
-			return r.l.observe(r.op, err) // the proxy said so before it passed anything on
+		if e := failed(r.op, err); e.Dispatched == DispatchedNo || e.Kind == KindNotRunning || e.Kind == KindInvalid {
+			return r.l.observe(r.op, err) // nothing was sent, or there was nowhere to pass it on to
 		}
 		r.dispatched, r.followed = DispatchedUnknown, true
 		if err = r.resolve(life, err); err == nil {
@@ -98,22 +98,33 @@ func (r *journalRun) dispatch(life context.Context) error {
 		return err
 	}
 	switch {
-	case frame.State == script.StateFull, frame.Exited && frame.Process == 0:
-		return errNoJournal // in the second case there was no room for the output
+	case noRoom(frame):
+		return errNoJournal
 	case frame.State == script.StateUnwritable:
 		return &Error{Op: r.op, Kind: KindUnavailable, Retryable: true, Message: "the sandbox has no room for the command's journal; it was not started"}
 	case frame.State != script.StateRunning && frame.State != script.StateLost:
 		r.dispatched = DispatchedUnknown
 		return &Error{Op: r.op, Kind: KindProtocol, Message: "the reply to the command's dispatch makes no sense"}
 	}
-	r.dispatched = DispatchedYes
-	r.begun.Store(true)
+	r.begin()
 	r.taken.Store(int64(len(start.Stdin)))
 	r.feeding = start.Feed
-	return r.own(r.take(life, frame, start.Wait))
+	return own(r.take(life, frame, start.Wait))
 }
 
-// attach looks whether there is a journal.
+// begin notes that the dispatch is known to have arrived.
+func (r *journalRun) begin() {
+	r.dispatched = DispatchedYes
+	r.begun.Store(true)
+}
+
+// noRoom reports that the command was not started, and will not be, for lack of room: for the journal, or, when the exit
+// is that of what should have become the command, for the record of its process.
+func noRoom(f script.Frame) bool {
+	return f.State == script.StateFull || f.Exited && f.Process.ID == 0
+}
+
+// attach looks whether there is a journal, and whether streams that have ended reach to the offsets.
 func (r *journalRun) attach(life context.Context) error {
 	wait := r.wait(0)
 	frame, err := r.ask(life, r.journal.Observe(wait), wait)
@@ -123,40 +134,52 @@ func (r *journalRun) attach(life context.Context) error {
 	case frame.State == script.StateGone || !frame.Claimed:
 		return &Error{Op: r.op, Kind: KindNotFound, Message: "the sandbox has nothing of the command any more"}
 	}
-	r.dispatched, r.followed = DispatchedYes, true
-	r.begun.Store(true)
-	return r.own(r.take(life, frame, wait))
-}
-
-// own returns err if it is a writer's. Others are met again by the next read.
-func (r *journalRun) own(err error) error {
-	if isOwn(err) {
-		return err
+	r.followed = true
+	err = r.take(life, frame, wait)
+	if r.out.beyond() || r.errs.beyond() {
+		return r.beyond()
 	}
-	return nil
+	r.begin()
+	return own(err)
 }
 
-// resolve finds out what became of a dispatch without a reply. If it has not arrived by now, it will not start anything
-// any more.
+func (r *journalRun) beyond() error {
+	return problems{{Field: "Attachment.From", Problem: "is beyond the end of the output"}}.err(r.op)
+}
+
+// resolve finds out what became of a dispatch without a reply, or with one that came from something on the way. If it has
+// not arrived by now, it will not start anything any more.
 func (r *journalRun) resolve(life context.Context, lost error) error {
 	ctx, cancel := context.WithTimeout(life, resolveTime)
 	defer cancel()
 	unknown := &Error{Op: r.op, Kind: KindUncertain, HTTPStatus: failed(r.op, lost).HTTPStatus, Message: "no answer to the command's dispatch: whether it was started is not known"}
+	refusals := 0
 	for pause := (backoff{}); ; {
 		wait := r.wait(time.Second)
 		frame, err := r.ask(ctx, r.journal.Settle(wait), wait)
 		switch {
+		case refused(err):
+			if refusals++; refusals == maxRefusals {
+				return r.l.observe(r.op, err)
+			}
 		case err != nil:
+			if err := r.lost(ctx, err, 0); err != nil {
+				return err // the sandbox, and with it every answer
+			}
 		case r.neverStarted(frame):
 			r.dispatched = DispatchedNo
+			if refused(lost) {
+				return r.l.observe(r.op, lost)
+			}
 			return &Error{Op: r.op, Kind: KindUnavailable, HTTPStatus: unknown.HTTPStatus, Retryable: true, Message: "the command's dispatch was lost on the way, and it will not be started"}
-		case frame.State == script.StateFull, frame.Exited && frame.Process == 0:
+		case noRoom(frame):
 			r.dispatched = DispatchedNo
 			return errNoJournal
-		case frame.Process != 0:
-			r.dispatched = DispatchedYes
-			r.begun.Store(true)
-			return r.own(r.take(life, frame, wait))
+		case frame.Process.ID != 0:
+			r.begin()
+			return own(r.take(life, frame, wait))
+		case frame.State != script.StateRunning && frame.State != script.StateUnwritable:
+			return unknown // it will not be started from now on, and may have been before
 		}
 		if pause.wait(ctx, 0) != nil {
 			return unknown
@@ -168,7 +191,7 @@ func (r *journalRun) resolve(life context.Context, lost error) error {
 func (r *journalRun) wait(limit time.Duration) script.Wait {
 	return script.Wait{
 		Limit: limit, Output: r.cmd.Stdout != nil || r.cmd.Stderr != nil,
-		Stdout: r.stdoutAt.Load(), Stderr: r.stderrAt.Load(), Inline: script.InlineMore, Lost: int(r.lostWaits.Load()),
+		Stdout: r.out.at.Load(), Stderr: r.errs.at.Load(), Inline: script.InlineMore, Lost: int(r.lostWaits.Load()),
 	}
 }
 
@@ -176,86 +199,17 @@ func (r *journalRun) wait(limit time.Duration) script.Wait {
 func (r *journalRun) ask(ctx context.Context, s script.Script, wait script.Wait) (script.Frame, error) {
 	frame, err := r.execution.ask(ctx, r.journal.Mark, s, wait)
 	if err == nil {
-		r.l.journals.know()
+		r.l.journals.know(frame.Born)
+		if frame.Process.ID != 0 {
+			r.process.Store(&frame.Process)
+		}
 	}
 	return frame, err
 }
 
-// take delivers what a frame brought, which was asked for from the offsets of wait, and then what it did not.
-func (r *journalRun) take(ctx context.Context, frame script.Frame, wait script.Wait) error {
-	r.record = frame
-	if frame.Dir != "" {
-		r.dir = frame.Dir
-	}
-	if frame.State == script.StateGone || !frame.Claimed {
-		r.record.State, r.ended = script.StateGone, true
-		return nil
-	}
-	if err := r.piece(ctx, frame.Stdout, wait.Stdout, r.stdout, &r.stdoutAt, ".o"); err != nil {
-		return err
-	}
-	if err := r.piece(ctx, frame.Stderr, wait.Stderr, r.stderr, &r.stderrAt, ".e"); err != nil {
-		return err
-	}
-	r.complete = frame.Exited
-	r.ended = frame.Exited || frame.State == script.StateLost
-	return nil
-}
-
-// piece delivers the piece of a stream that begins at from, and reads the rest if it was not the whole.
-func (r *journalRun) piece(ctx context.Context, p script.Piece, from int64, o *output, at *atomic.Int64, suffix string) error {
-	if old := at.Load() - from; old < int64(len(p.Bytes)) {
-		if err := r.deliver(o, at, []byte(p.Bytes[old:])); err != nil {
-			return err
-		}
-	}
-	if p.Whole {
-		return nil
-	}
-	r.followed = true
-	return r.fetch(ctx, o, at, suffix)
-}
-
-func (r *journalRun) deliver(o *output, at *atomic.Int64, p []byte) error {
-	at.Add(int64(len(p)))
-	return r.write(o, p)
-}
-
-// fetch reads a stream's file from the offset reached to its present end.
-func (r *journalRun) fetch(ctx context.Context, o *output, at *atomic.Int64, suffix string) error {
-	if r.dir == "" {
-		return &Error{Op: r.op, Kind: KindUncertain, Message: "the journal's directory has a name that is not text: the output cannot be read"}
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	silence := time.AfterFunc(replyTime, cancel)
-	defer silence.Stop()
-	file, err := r.box.Download(ctx, path.Join(r.dir, r.journal.ID+suffix), at.Load())
-	if err != nil {
-		return err
-	}
-	defer file.Close()
-	buf := make([]byte, 64<<10)
-	for {
-		n, err := file.Read(buf)
-		if n > 0 {
-			silence.Stop() // a slow writer is not the connection's silence
-			if err := r.deliver(o, at, buf[:n]); err != nil {
-				return err
-			}
-			silence.Reset(replyTime)
-		}
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
 // observe asks for news until the command has ended and everything is delivered. A request without a reply is repeated:
-// asking changes nothing, and starts from the offsets reached.
+// asking changes nothing, and starts from the offsets reached. A command whose journal was removed under it is an error:
+// it is not to go on unseen.
 func (r *journalRun) observe(life, ctx context.Context) error {
 	if r.feeding {
 		feedCtx, cancel := context.WithCancel(life)
@@ -271,8 +225,12 @@ func (r *journalRun) observe(life, ctx context.Context) error {
 			return life.Err()
 		}
 		r.followed = true
-		next, before := time.Now().Add(paceTime), r.stdoutAt.Load()+r.stderrAt.Load()
+		next, before := time.Now().Add(paceTime), r.size()
 		wait := r.wait(waitTime)
+		if r.record.Exited {
+			wait.Ends, wait.Output = true, true
+			wait.Limit = min(waitTime, max(endTime-time.Since(r.exitSeen), 0))
+		}
 		frame, err := r.ask(ctx, r.journal.Observe(wait), wait)
 		if err != nil {
 			r.lostWaits.Add(1)
@@ -284,7 +242,7 @@ func (r *journalRun) observe(life, ctx context.Context) error {
 			return err
 		case err == nil:
 			blind, pause = time.Time{}, backoff{}
-			if r.stdoutAt.Load()+r.stderrAt.Load()-before < muchOutput && !r.ended {
+			if r.size()-before < muchOutput && !r.ended {
 				if err := sleep(life, time.Until(next)); err != nil {
 					return err
 				}
@@ -303,7 +261,14 @@ func (r *journalRun) observe(life, ctx context.Context) error {
 			}
 		}
 	}
+	if r.record.State == script.StateGone {
+		return r.gone()
+	}
 	return nil
+}
+
+func (r *journalRun) gone() error {
+	return &Error{Op: r.op, Kind: KindUncertain, Message: "the command's journal is gone: how it ended is not known"}
 }
 
 // stop ends the command, and keeps what the reply says of it.
@@ -313,7 +278,11 @@ func (r *journalRun) stop(ctx context.Context) bool {
 	for pause := (backoff{}); ; {
 		wait := r.wait(0)
 		wait.Inline = script.Inline // there is no other chance
-		frame, err := r.ask(ctx, r.journal.Stop(wait), wait)
+		var known script.Process
+		if p := r.process.Load(); p != nil {
+			known = *p
+		}
+		frame, err := r.ask(ctx, r.journal.Stop(wait, known), wait)
 		if err == nil {
 			r.stopFrame, r.stopFrom = &frame, [2]int64{wait.Stdout, wait.Stderr}
 			return frame.State == script.StateStopped || r.neverStarted(frame)
@@ -325,10 +294,19 @@ func (r *journalRun) stop(ctx context.Context) bool {
 	}
 }
 
-// neverStarted reports that the script took the record, and so nobody can start the command. Where journals are known
-// to have been lost, as with a restart, it may have been started before.
+// neverStarted reports that the script took the record for itself, which proves that nobody can start the command from now
+// on, and that nobody has started it before either. The latter takes more than that there was no record, since one may
+// have been removed meanwhile with its directory, by a restart or by whoever cleans up: then the command would be reported
+// as not dispatched although it ran. Records alone are only emptied, or swept hours later. So
+//
+//   - the directory is the one that this host saw before it dispatched: it tells by which journal it was made; or
+//   - the script made the directory, of which this host had seen none, and the sandbox knows of none either: it notes each
+//     in memory, apart from the directory. A dispatch that arrived would have made the directory and the note.
 func (r *journalRun) neverStarted(f script.Frame) bool {
-	return !r.begun.Load() && (f.State == script.StateNone || f.State == script.StateNoneNew && !r.knew)
+	if r.begun.Load() {
+		return false
+	}
+	return f.State == script.StateNone && r.born != "" && f.Born == r.born || f.State == script.StateNoneNew && r.born == ""
 }
 
 // settle takes in what the stop found, and lets the journal be removed.
@@ -338,7 +316,7 @@ func (r *journalRun) settle() error {
 		r.takeStop(*f)
 	}
 	if (r.ended || r.stopConfirmed) && !r.left {
-		r.l.journals.done(r.journal.ID, r.stdoutAt.Load()+r.stderrAt.Load())
+		r.l.journals.done(r.journal.ID, r.size())
 	}
 	switch {
 	case r.record.NoDir:
@@ -346,9 +324,15 @@ func (r *journalRun) settle() error {
 	case r.record.Exited && !r.record.Started:
 		return r.replaced()
 	case r.record.State == script.StateGone:
-		return &Error{Op: r.op, Kind: KindUncertain, Message: "the command's journal is gone: how it ended is not known"}
-	case !r.complete:
+		return r.gone()
+	case !r.record.Exited:
 		return &Error{Op: r.op, Kind: KindUncertain, Message: "the command is gone, and how it ended was not recorded"}
+	case r.out.cut || r.errs.cut:
+		return &Error{Op: r.op, Kind: KindQuota, Message: "the sandbox's disk was full, or a quota or file-size limit was reached: the end of the output is lost"}
+	case r.out.beyond() || r.errs.beyond():
+		return r.beyond()
+	case !r.complete():
+		return &Error{Op: r.op, Kind: KindUncertain, Message: "the command has ended, and the end of its output is missing in the sandbox"}
 	}
 	return nil
 }
@@ -359,29 +343,20 @@ func (r *journalRun) takeStop(f script.Frame) {
 	case r.neverStarted(f):
 		r.dispatched = DispatchedNo
 		return
-	case f.Process == 0:
+	case f.Process.ID == 0:
 		return
 	}
 	r.dispatched = DispatchedYes
-	if r.complete {
+	if r.ended {
 		return
 	}
 	r.record = f
 	if r.stdout.failed || r.stderr.failed {
 		return
 	}
-	whole := f.Exited && f.Stdout.Whole && f.Stderr.Whole
-	for _, s := range []struct {
-		p    script.Piece
-		from int64
-		o    *output
-		at   *atomic.Int64
-	}{{f.Stdout, r.stopFrom[0], r.stdout, &r.stdoutAt}, {f.Stderr, r.stopFrom[1], r.stderr, &r.stderrAt}} {
-		if old := s.at.Load() - s.from; old < int64(len(s.p.Bytes)) && r.deliver(s.o, s.at, []byte(s.p.Bytes[old:])) != nil {
-			return
-		}
+	if r.piece(r.out, f.Stdout, r.stopFrom[0]) == nil {
+		_ = r.piece(r.errs, f.Stderr, r.stopFrom[1])
 	}
-	r.complete = whole
 }
 
 // report says what is known.
@@ -393,8 +368,10 @@ func (r *journalRun) report(result *Result) {
 	}
 	if r.record.Exited && r.record.Started {
 		result.Exited, result.ExitCode = true, r.record.Exit
-		result.Complete = r.complete
+		result.Complete = r.complete()
 	}
 }
 
-func (r *journalRun) refer(ref *CommandRef) { ref.Transport, ref.ID = TransportJournal, r.journal.ID }
+func (r *journalRun) refer(ref *CommandRef) {
+	ref.Transport, ref.ID, ref.Mark = TransportJournal, r.journal.ID, r.journal.Mark
+}

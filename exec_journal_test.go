@@ -1,9 +1,9 @@
 package leasehold
 
 import (
-	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,10 +17,10 @@ import (
 )
 
 func TestAShortCommandTakesOneRequest(t *testing.T) {
-	r, l := execRig(t, TransportAuto)
+	r, l := execRig(t, TransportDefault)
 	mustRun(t, l, Command{Args: []string{"true"}, Transport: TransportJournal}, finished(0, "", "")) // resolves the lease
 	r.server.ResetRequests()
-	got, err := l.Executor().Run(t.Context(), Command{Script: "echo out; echo err >&2; exit 3", Transport: TransportAuto})
+	got, err := l.Executor().Run(t.Context(), Command{Script: "echo out; echo err >&2; exit 3", Transport: TransportDefault})
 	if err != nil || got.Delivery != DeliveryReply || got.Transport != TransportJournal || string(got.Stdout) != "out\n" || string(got.Stderr) != "err\n" {
 		t.Errorf("Run() = %+v, %v", got, err)
 	}
@@ -77,7 +77,7 @@ func TestE3FaultsOfAJournalsRequests(t *testing.T) {
 
 // TestWithoutRoomForAJournalASessionRuns makes the directory of journals impossible.
 func TestWithoutRoomForAJournalASessionRuns(t *testing.T) {
-	r, l := execRig(t, TransportAuto)
+	r, l := execRig(t, TransportDefault)
 	var dir string
 	if got, err := l.Executor().Run(t.Context(), Command{Script: `printf %s "${TMPDIR:-/tmp}/.leasehold-$(id -u)"`, Transport: TransportSession}); err != nil {
 		t.Fatal(err)
@@ -92,7 +92,7 @@ func TestWithoutRoomForAJournalASessionRuns(t *testing.T) {
 	}
 	t.Cleanup(func() { os.Remove(dir) })
 	c := newCounter(t)
-	got, err := l.Executor().Run(t.Context(), Command{Script: c.script(), Transport: TransportAuto})
+	got, err := l.Executor().Run(t.Context(), Command{Script: c.script(), Transport: TransportDefault})
 	if err != nil {
 		t.Error(err)
 	}
@@ -184,10 +184,12 @@ func TestE3WhatHappensUnderAJournal(t *testing.T) {
 	})
 	t.Run("the journal is removed", func(t *testing.T) {
 		_, l := execRig(t, TransportJournal)
-		got, _ := runFails(t, t.Context(), l, Command{Script: "rm -rf $TMPDIR/.leasehold-*/*; sleep 60"}, KindUncertain, DispatchedYes)
-		if got.Exited || got.ExitCode != -1 {
-			t.Errorf("got %+v, want no exit", got)
+		alive := filepath.Join(t.TempDir(), "alive")
+		got, _ := runFails(t, t.Context(), l, Command{Script: "echo $$ >" + alive + "; sleep 0.3; rm -rf $TMPDIR/.leasehold-*; sleep 60", Stdout: io.Discard}, KindUncertain, DispatchedYes)
+		if got.Exited || got.ExitCode != -1 || !got.StopConfirmed {
+			t.Errorf("got %+v, want no exit, and that it does not go on", got)
 		}
+		wantDead(t, alive)
 	})
 }
 
@@ -218,9 +220,9 @@ func TestE1ACommandThatRemovesItsJournalStartsOnce(t *testing.T) {
 		for _, exit := range []string{"exit 3", "sleep 1; exit 3"} {
 			t.Run(name+", "+exit, func(t *testing.T) {
 				t.Parallel()
-				_, l := execRig(t, TransportAuto)
+				_, l := execRig(t, TransportDefault)
 				c := newCounter(t)
-				got, err := l.Executor().Run(t.Context(), Command{Script: "echo x >>" + c.file + "; " + harm + "; " + exit, Transport: TransportAuto, Timeout: 10 * time.Second})
+				got, err := l.Executor().Run(t.Context(), Command{Script: "echo x >>" + c.file + "; " + harm + "; " + exit, Transport: TransportDefault, Timeout: 10 * time.Second})
 				c.want(t, 1)
 				if got.Dispatched == DispatchedNo || err == nil && (!got.Exited || got.ExitCode != 3) {
 					t.Errorf("Run() = %+v, %v for a command that ran", got, err)
@@ -230,21 +232,20 @@ func TestE1ACommandThatRemovesItsJournalStartsOnce(t *testing.T) {
 	}
 }
 
-// TestOutputIsAppended: a command that opens its output again does not leave holes in it.
-func TestOutputIsAppended(t *testing.T) {
-	_, l := execRig(t, TransportJournal)
-	got, err := l.Executor().Run(t.Context(), Command{Script: "echo one; echo two >/dev/stdout; echo three", Transport: TransportJournal})
-	if err != nil || bytes.ContainsRune(got.Stdout, 0) || !bytes.HasSuffix(got.Stdout, []byte("two\nthree\n")) {
-		t.Errorf("Run() = %q, %v, want it to end in two and three", got.Stdout, err)
-	}
-	mustRun(t, l, Command{Script: "echo one; echo two >/dev/stdout; echo three; echo e1 >&2; echo e2 >/dev/stderr", Transport: TransportSession}, finished(0, "one\ntwo\nthree\n", "e1\ne2\n"))
+// TestE2OutputIsAPipe: what opens its output again by name does not cut off what is there.
+func TestE2OutputIsAPipe(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		mustRun(t, l, Command{Script: "echo one; echo two >/dev/stdout; echo three; echo e1 >&2; echo e2 >/dev/stderr"}, finished(0, "one\ntwo\nthree\n", "e1\ne2\n"))
+		mustRun(t, l, Command{Script: "echo one; echo two | tee /dev/stderr /dev/stdout; echo three"}, finished(0, "one\ntwo\ntwo\nthree\n", "two\n"))
+	})
 }
 
-// TestE5AStopWithoutTheRecordProvesNothing: a command that is known to have started is not taken for one that never did.
-func TestE5AStopWithoutTheRecordProvesNothing(t *testing.T) {
+// TestE5AStopNeedsNoRecord: a command whose process is known is stopped, and not taken for one that never started.
+func TestE5AStopNeedsNoRecord(t *testing.T) {
 	_, l := execRig(t, TransportJournal)
 	dir := t.TempDir()
-	proceed, removed := filepath.Join(dir, "proceed"), filepath.Join(dir, "removed")
+	proceed, removed, alive := filepath.Join(dir, "proceed"), filepath.Join(dir, "removed"), filepath.Join(dir, "alive")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	out := writerFunc(func(p []byte) (int, error) { return len(p), os.WriteFile(proceed, nil, 0o600) }) // its start is known
@@ -255,14 +256,15 @@ func TestE5AStopWithoutTheRecordProvesNothing(t *testing.T) {
 	done := make(chan outcome, 1)
 	go func() {
 		got, err := l.Executor().Run(ctx, Command{
-			Script: "echo x; until [ -e " + proceed + " ]; do sleep 0.05; done; rm -rf $TMPDIR/.leasehold-*/*; : >" + removed + "; sleep 60",
+			Script: "echo $$ >" + alive + "; echo x; until [ -e " + proceed + " ]; do sleep 0.05; done; rm -rf $TMPDIR/.leasehold-*/*; : >" + removed + "; sleep 60",
 			Stdout: out, Transport: TransportJournal,
 		})
 		done <- outcome{got, err}
 	}()
 	eventually(t, "the record is removed", func() bool { _, err := os.Stat(removed); return err == nil })
 	cancel()
-	if o := <-done; o.err == nil || o.got.Dispatched != DispatchedYes || o.got.StopConfirmed || o.got.Exited {
-		t.Errorf("Run() = %+v, %v; want dispatched, and neither stop nor exit confirmed", o.got, o.err)
+	if o := <-done; o.err == nil || o.got.Dispatched != DispatchedYes || !o.got.StopConfirmed || o.got.Exited {
+		t.Errorf("Run() = %+v, %v; want dispatched, a confirmed stop and no exit", o.got, o.err)
 	}
+	wantDead(t, alive)
 }

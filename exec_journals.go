@@ -26,7 +26,7 @@ type journalPool struct {
 	mu      sync.Mutex
 	hooked  bool                    // the lease will close the pool
 	closed  bool                    //
-	seen    bool                    // the sandbox has a directory of journals
+	born    string                  // the journal by which the sandbox's directory of journals was made, as it told last
 	count   int                     // of dispatches
 	taken   []string                // ids of journals to remove
 	bytes   int64                   // that they hold
@@ -56,17 +56,19 @@ func (p *journalPool) leave(x *execution) {
 	delete(p.running, x)
 }
 
-// know notes that the sandbox has answered a journal's script, and so has the directory.
-func (p *journalPool) know() {
+// know notes what a journal's script told of the sandbox's directory.
+func (p *journalPool) know(born string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.seen = true
+	if born != "" {
+		p.born = born
+	}
 }
 
-func (p *journalPool) known() bool {
+func (p *journalPool) known() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.seen
+	return p.born
 }
 
 // done notes a journal whose result was taken.

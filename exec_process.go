@@ -137,7 +137,7 @@ func (p *Process) Signal(ctx context.Context, name string) error {
 			return p.signalError(p.x.l.observe(op, err))
 		case frame.State == script.StateSent:
 			return nil
-		case frame.Exited || frame.Process != 0 || !frame.Claimed:
+		case frame.Exited || frame.Process.ID != 0 || !frame.Claimed:
 			return p.signalError(&Error{Kind: KindNotFound, Message: "the command has ended", cause: os.ErrProcessDone})
 		}
 		if err := pause.wait(ctx, 0); err != nil {
@@ -188,7 +188,7 @@ type CommandRef struct {
 	ID        string    `json:"id"`        // of the journal, or in the session's list
 	Session   string    `json:"session,omitempty"`
 	Command   string    `json:"command,omitempty"` // the daemon's id of it
-	Mark      string    `json:"mark,omitempty"`    // of the session's wrapper
+	Mark      string    `json:"mark"`              // ends the streams
 	Deadline  time.Time `json:"deadline,omitzero"` // by the host's clock; zero: none
 }
 
@@ -202,7 +202,12 @@ func ParseCommandRef(data []byte) (CommandRef, error) {
 	return ref, ref.check("parse command")
 }
 
-var markText = regexp.MustCompile(`^~lh[A-Za-z0-9]{32,128}$`)
+// The forms of what this package puts into references. A journal's id is the name of files.
+var (
+	journalID   = regexp.MustCompile(`^[a-z2-7]{26}$`)
+	journalMark = regexp.MustCompile(`^lh[a-z2-7]{26}$`)
+	markText    = regexp.MustCompile(`^~lh[A-Za-z0-9]{32,128}$`)
+)
 
 func (r CommandRef) check(op string) error {
 	var p problems
@@ -212,13 +217,19 @@ func (r CommandRef) check(op string) error {
 	}
 	checkIdentifier(&p, "CommandRef.Sandbox", r.Sandbox, true)
 	checkIdentifier(&p, "CommandRef.Attempt", r.Attempt, true)
-	checkIdentifier(&p, "CommandRef.ID", r.ID, true)
 	switch r.Transport {
 	case TransportJournal:
-		if r.Session != "" || r.Command != "" || r.Mark != "" {
+		if !journalID.MatchString(r.ID) {
+			p.add("CommandRef.ID", "is not a journal's")
+		}
+		if !journalMark.MatchString(r.Mark) {
+			p.add("CommandRef.Mark", "is not a journal's")
+		}
+		if r.Session != "" || r.Command != "" {
 			p.add("CommandRef.Session", "does not go with a journal")
 		}
 	case TransportSession:
+		checkIdentifier(&p, "CommandRef.ID", r.ID, true)
 		checkIdentifier(&p, "CommandRef.Session", r.Session, true)
 		checkIdentifier(&p, "CommandRef.Command", r.Command, true)
 		if !markText.MatchString(r.Mark) {

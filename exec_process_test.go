@@ -194,6 +194,9 @@ func TestAttachIsForCommandsOfTheLease(t *testing.T) {
 		"id":        func(r *CommandRef) { r.ID = "x; reboot" },
 		"transport": func(r *CommandRef) { r.Transport = "" },
 		"session":   func(r *CommandRef) { r.Session = "s" },
+		"path":      func(r *CommandRef) { r.ID = "../" + r.ID[3:] },
+		"upper":     func(r *CommandRef) { r.ID = strings.ToUpper(r.ID) },
+		"no mark":   func(r *CommandRef) { r.Mark = "" },
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := ref
@@ -202,7 +205,7 @@ func TestAttachIsForCommandsOfTheLease(t *testing.T) {
 			wantError(t, err, KindInvalid)
 		})
 	}
-	ref.ID = strings.Repeat("a", 20)
+	ref.ID = strings.Repeat("a", 26)
 	_, err := l.Executor().Attach(t.Context(), ref, Attachment{})
 	wantError(t, err, KindNotFound)
 }

@@ -15,41 +15,40 @@ const (
 )
 
 // keeper holds the command's input open, a FIFO, until a line arrives in another one. The command does not inherit either.
-const keeper = `exec 5<>"$_r.k" 6<>"$_r.in" 4>"$_r.in" 6>&-
-{ read _l <&5; } </dev/null >/dev/null &
+const keeper = `exec 5<>"$_record.k" 6<>"$_record.in" 4>"$_record.in" 6>&-
+{ read _line <&5; } </dev/null >/dev/null &
 exec 4>&- 5>&-
 `
 
 // feed writes a chunk, once: whoever creates its file does. The file gets a line when that is done, which a command that
 // does not read delays. The last chunk lets the keeper go.
-const feed = `_n=$_r.n%[1]d
-Y() {
-_k=0
-while [ ! -s "$_n" ] && ! X && [ $_k -lt $_K ]; do
-_k=$((_k+1))
-T
+const feed = `_chunk=$_record.n%[1]d
+watch() {
+_ticks=0
+while [ ! -s "$_chunk" ] && ! exited && [ $_ticks -lt $_limit ]; do
+_ticks=$((_ticks+1))
+tick
 done
-_l=
-read -r _l <"$_n"
-case $_l in
-f) F fed;;
-c) F closed;;
-*) if X; then true <>"$_r.in"; F closed; else F run; fi;;
+_line=
+read -r _line <"$_chunk"
+case $_line in
+fed|closed) frame $_line;;
+*) if exited; then true <>"$_record.in"; frame closed; else frame run; fi;;
 esac
 }
-R() {
-if ! X && %[2]s; then _l=f; else _l=c; fi
+runner() {
+if ! exited && %[2]s; then _line=fed; else _line=closed; fi
 %[3]s
-echo $_l >>"$_n"
-echo e
+echo $_line >>"$_chunk"
+echo written
 }
 set -C
-if true >"$_n"; then
+if true >"$_chunk"; then
 set +C
-%[4]selif [ -e "$_n" ]; then
+%[4]selif [ -e "$_chunk" ]; then
 set +C
-%[5]sY
-else F full
+%[5]swatch
+else frame full
 fi
 `
 
@@ -58,11 +57,11 @@ fi
 func (j Journal) Feed(n int, data []byte, end bool, w Wait) Script {
 	write, release := "true", ":"
 	if len(data) > 0 {
-		write = "printf %s " + base64.StdEncoding.EncodeToString(data) + ` | base64 -d >"$_r.in"`
+		write = "printf %s " + base64.StdEncoding.EncodeToString(data) + ` | base64 -d >"$_record.in"`
 	}
 	if end {
-		release = `echo 1<>"$_r.k"`
+		release = `echo 1<>"$_record.k"`
 	}
 	w.Output = false
-	return j.script(j.prelude() + w.prelude(0) + "if [ ! -p \"$_r.in\" ]; then F gone; exit; fi\n" + fmt.Sprintf(feed, n, write, release, meanwhile, ticks))
+	return j.script(j.open(w, 0) + waiting + "if [ ! -p \"$_record.in\" ]; then frame gone; exit; fi\n" + fmt.Sprintf(feed, n, write, release, meanwhile, ticks))
 }

@@ -31,14 +31,16 @@ type Login struct {
 	Args     []string          // program and arguments, or
 	Script   string            // a script for /bin/sh, when Args is empty
 	// Mark is printed, followed by a letter and a newline, just before the command takes over: see [Mark]. Empty: nothing is.
-	Mark   Mark
-	record string // a word: the path of a journal's record, which takes the lines that Mark prints otherwise
+	Mark Mark
+	// record says that descriptor 9 is a journal's record, which takes the lines that Mark prints otherwise. All of them are
+	// written before the command, or what wraps it, takes over, which gets neither the descriptor nor the path.
+	record bool
 	file   string // a word: the path of a file that holds Script, which is too long for an argument
 }
 
-// recording returns the command with a record, whose path is the word. The script takes it as its only argument.
-func (l Login) recording(word string) Login {
-	l.record = word
+// recorded returns the command with a record. Its script takes the record's path as its only argument.
+func (l Login) recorded() Login {
+	l.record = true
 	return l
 }
 
@@ -117,20 +119,20 @@ func (l Login) longScript() bool {
 // missing. Variables go through env, since shells hold some of them read-only.
 func (l Login) Text() string {
 	var b strings.Builder
-	command := l.command()
-	if l.record != "" {
-		b.WriteString("_leasehold_r=$1\n" + l.recordProcess())
+	command := l.enter() + l.exec("exec ")
+	closed := " 6<&- 7>&- 8>&-" // what a profile leaves in the background must not hold the command's output, nor the record
+	if l.record {
+		b.WriteString("_leasehold_record=$1\n" + recordProcess)
+		closed += " 9>&-"
 	}
 	if l.Profiles == NoProfiles {
 		b.WriteString(command)
 		return b.String()
 	}
-	b.WriteString("exec 7<&0 8>&1 9>&2 </dev/null >/dev/null 2>&1\n_leasehold_path=${PATH-}\n")
-	b.WriteString("_leasehold_main() {\nset +eux\ntrap - EXIT\nexec <&7 >&8 2>&9 7<&- 8>&- 9>&-\n" + keepPath)
+	b.WriteString("exec 6<&0 7>&1 8>&2 </dev/null >/dev/null 2>&1\n_leasehold_path=${PATH-}\n")
+	b.WriteString("_leasehold_main() {\nset +eux\ntrap - EXIT\nexec <&6 >&7 2>&8 6<&- 7>&- 8>&-\n" + keepPath)
 	b.WriteString(command)
 	b.WriteString("}\ntrap _leasehold_main EXIT\n")
-	// What a profile leaves in the background must not hold the command's output.
-	const closed = " 7<&- 8>&- 9>&-"
 	b.WriteString("if [ -r /etc/profile ]; then . /etc/profile" + closed + "; fi\n")
 	b.WriteString("if [ -r \"${HOME:-}/.profile\" ]; then . \"${HOME:-}/.profile\"" + closed + "; fi\n")
 	b.WriteString("if [ -r \"${HOME:-}/.bash_profile\" ]; then . \"${HOME:-}/.bash_profile\"" + closed + "\n")
@@ -151,55 +153,50 @@ done
 export PATH
 `
 
-// inline returns the lines by which a subshell becomes the command, on systems with /proc. What the variable _y holds
-// stands before it.
+// inline returns the lines by which a subshell of a journal becomes the command, on systems with /proc.
 func (l Login) inline() string {
-	return l.recordProcess() + l.enter() + l.exec("exec $_y ")
+	return recordProcess + l.enter() + l.exec("exec $_setsid ")
 }
 
 // recordProcess adds the shell's process to the record, and drops the parameters. Its start time tells it from another
 // one that gets its number later, as after a restart of the sandbox.
-func (l Login) recordProcess() string {
-	return `{ if read -r _leasehold_z </proc/self/stat; then
-_leasehold_p=${_leasehold_z%% *}
-set -- ${_leasehold_z##*) }
-printf 'pid %s %s\n' $_leasehold_p ${20}
+const recordProcess = `{ if read -r _leasehold_stat </proc/self/stat; then
+_leasehold_process=${_leasehold_stat%% *}
+set -- ${_leasehold_stat##*) }
+printf 'pid %s %s\n' $_leasehold_process ${20}
 else
 printf 'pid %s\n' $$
-fi >>` + l.record + `; } 2>/dev/null || exit
+fi >&9; } 2>/dev/null || exit
 set --
 `
-}
 
 // say returns a command that tells what became of the command.
 func (l Login) say(letter, line string) string {
 	switch {
-	case l.record != "":
-		return "printf '" + line + "\\n' >>" + l.record
+	case l.record:
+		return "printf '" + line + "\\n' >&9"
 	case l.Mark != "":
 		return l.Mark.print(letter)
 	}
 	return ":"
 }
 
-// command returns the lines that enter the directory and become the command.
-func (l Login) command() string { return l.enter() + l.exec("exec ") }
-
+// enter returns the lines that enter the directory.
 func (l Login) enter() string {
 	var b strings.Builder
 	if l.Dir != "" {
 		b.WriteString("command cd -- " + Quote(l.Dir) + " || { " + l.say(markNoDir, "nodir") + "; exit 125; }\n")
 	}
 	b.WriteString(l.say(markStarted, "started"))
-	if l.record != "" {
+	if l.record {
 		b.WriteString(" || exit") // what is not recorded does not run
 	}
 	b.WriteString("\n")
 	return b.String()
 }
 
-// exec returns the line that becomes the command. The caller's variables go through env, since shells hold some of them
-// read-only, warn of others, and give some a meaning; the defaults need no process for that.
+// exec returns the line that becomes the command, with a prefix. The caller's variables go through env, since shells hold some of them read-only, warn of others, and give some a meaning; the
+// defaults need no process for that.
 func (l Login) exec(prefix string) string {
 	var b strings.Builder
 	b.WriteString("command export")
@@ -207,8 +204,6 @@ func (l Login) exec(prefix string) string {
 		b.WriteString(" " + key + "=" + gitDefaults[key])
 	}
 	b.WriteString("\n" + prefix)
-	// Exec and env would take the name for a variable.
-	odd := len(l.Args) > 0 && strings.Contains(l.Args[0], "=")
 	if len(l.Env) > 0 {
 		b.WriteString("env")
 		for _, key := range slices.Sorted(maps.Keys(l.Env)) {
@@ -219,14 +214,15 @@ func (l Login) exec(prefix string) string {
 	switch {
 	case l.file != "":
 		b.WriteString("/bin/sh " + l.file)
-	case l.record != "" && l.longScript():
-		b.WriteString("/bin/sh " + strings.TrimSuffix(l.record, `"`) + `.s"`)
 	case len(l.Args) == 0:
 		b.WriteString("/bin/sh -c " + Quote(l.Script) + " sh")
-	case odd:
+	case strings.Contains(l.Args[0], "="): // exec and env would take the name for a variable
 		b.WriteString(`/bin/sh -c 'exec "$0" "$@"' ` + QuoteAll(l.Args))
 	default:
 		b.WriteString(QuoteAll(l.Args))
+	}
+	if l.record {
+		b.WriteString(" 9>&-")
 	}
 	b.WriteString("\n")
 	return b.String()

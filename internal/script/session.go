@@ -61,13 +61,13 @@ func (s Session) Files() bool { return s.Feed || s.Login.longScript() || len(s.c
 // Remove returns a script that removes the command's files, and lets go who waits at them.
 func (s Session) Remove() Script {
 	j := Journal{ID: s.ID}
-	return j.script(j.prelude() + `if [ -p "$_r.in" ] && ! X; then
-echo 'exit 137' >>"$_r"
-echo 1<>"$_r.k"
-true <>"$_r.in"
+	return j.script(j.open(Wait{}, 0) + `if [ -p "$_record.in" ] && ! exited; then
+echo 'exit 137' >>"$_record"
+echo 1<>"$_record.k"
+true <>"$_record.in"
 sleep 0.1
 fi
-rm -f "$_r" "$_r".*
+rm -f "$_record" "$_record".*
 `)
 }
 
@@ -97,18 +97,18 @@ if [ "$_leasehold_r" ]; then echo "pid $_leasehold_p $_leasehold_z" >>"$_leaseho
 func (s Session) files(command string) string {
 	j := Journal{ID: s.ID}
 	var b strings.Builder
-	b.WriteString("$(\n" + j.prelude())
-	b.WriteString("(umask 077; mkdir \"$_p\")\nset -C\nif [ -O \"$_p\" ] && [ ! -L \"$_p\" ] && true >\"$_r\"; then\nset +C\nif echo >>\"$_r\"")
+	b.WriteString("$(\n" + j.open(Wait{}, 0))
+	b.WriteString("(umask 077; mkdir \"$_dir\")\nset -C\nif [ -O \"$_dir\" ] && [ ! -L \"$_dir\" ] && true >\"$_record\"; then\nset +C\nif echo >>\"$_record\"")
 	if s.Feed {
-		b.WriteString(" && mkfifo \"$_r.in\" \"$_r.k\"")
+		b.WriteString(" && mkfifo \"$_record.in\" \"$_record.k\"")
 	}
 	if s.Login.longScript() {
-		b.WriteString(" && " + emit(s.Login.Script) + " >\"$_r.s\"")
+		b.WriteString(" && " + emit(s.Login.Script) + " >\"$_record.s\"")
 	}
 	if len(command) > MaxWord {
-		b.WriteString(" && " + emit(command) + " >\"$_r.c\"")
+		b.WriteString(" && " + emit(command) + " >\"$_record.c\"")
 	}
-	b.WriteString("; then printf %s \"$_r\"; else rm -f \"$_r\" \"$_r\".*; fi\nfi\n)")
+	b.WriteString("; then printf %s \"$_record\"; else rm -f \"$_record\" \"$_record\".*; fi\nfi\n)")
 	return b.String()
 }
 
@@ -166,7 +166,7 @@ func (s Session) Text() string {
 	stdin := "/dev/null"
 	if s.Feed {
 		stdin = `"$_leasehold_r.in"`
-		b.WriteString("(_r=$_leasehold_r\n" + keeper + ") 2>/dev/null\n") // an orphan: the command has no child that it does not know
+		b.WriteString("(_record=$_leasehold_r\n" + keeper + ") 2>/dev/null\n") // an orphan: the command has no child that it does not know
 	}
 	b.WriteString("{\n")
 	if len(s.Stdin) > 0 {

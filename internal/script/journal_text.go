@@ -1,0 +1,322 @@
+package script
+
+import (
+	"regexp"
+	"strings"
+)
+
+// The texts that the scripts of a [Journal] are put together from. Before them stand their settings:
+//
+//	_id                         of the journal
+//	_stdout_from, _stderr_from  where the pieces of the frame begin; -1: the stream is of no interest any more
+//	_inline                     how much of each stream a frame carries
+//	_limit                      how many ticks the script waits at most
+//	_output                     1: more output ends the wait, once _patience ticks are over
+//	_ends                       1: the exit is known, and does not end the wait
+//	_reference                  a file of this script's own
+//	_mark, _end                 Journal.Mark, Journal.End
+//
+// All variables begin with an underscore: a variable that the daemon's environment exports is not theirs to change.
+
+// code returns a text without its comments, which are for the reader of this file.
+func code(text string) string {
+	return comment.ReplaceAllString(strings.TrimLeft(text, "\n"), "")
+}
+
+var comment = regexp.MustCompile(`(?m)^(# .*)?\n`)
+
+// setup finds the directory and defines what all scripts use. _rich is set where the shell has process substitution, and a
+// read that takes single bytes and waits for a limited time.
+var setup = code(`exec 2>/dev/null
+if [ "${ZSH_VERSION-}" ]; then emulate sh; fi
+trap '' XFSZ
+case ${TMPDIR-} in /*) _dir=${TMPDIR%/};; *) _dir=/tmp;; esac
+_user=${UID-}
+if [ ! "$_user" ]; then
+while read -r _word _user _rest; do [ "$_word" != Uid: ] || break; done </proc/self/status
+if [ "$_word" != Uid: ]; then _user=$(id -u); fi
+fi
+_dir=$_dir/.leasehold-$_user
+_record=$_dir/$_id _stdout=$_dir/$_id.o _stderr=$_dir/$_id.e
+_memory=/dev/shm/.leasehold-$_user
+_refusal=$_memory-$_id
+_rich=${ZSH_VERSION-}${BASH_VERSION-}
+_won= _new= _started= _birth= _process=$_known_process
+
+# Prints the frame with this state.
+frame() {
+_born=
+read -r _born <"$_dir/born"
+printf '\n%s %s %s %s\n' "$_mark" "$1" "${_born:--}" "$_dir"
+if [ "$_process" ]; then printf 'pid %s %s\n' $_process $_birth; fi
+if [ -f "$_record" ]; then while read -r _line; do printf '%s\n' "$_line"; done <"$_record"; fi
+printf '%s o\n' "$_mark"
+piece "$_stdout" $_stdout_from
+printf '\n%s e %s\n' "$_mark" $?
+piece "$_stderr" $_stderr_from
+printf '\n%s . %s\n' "$_mark" $?
+}
+
+# Prints the beginning of file $1 from offset $2 on. The status 4 says that there is no such file.
+piece() {
+[ -f "$1" ] || return 4
+[ -s "$1" ] && [ $2 -ge 0 ] || return 0
+{ if [ $2 -gt 0 ]; then dd bs=1 skip=$2 count=0; fi; dd bs=$_inline count=1; } <"$1"
+}
+
+# Reads the record: the command's process, its start time, its exit, and which of its streams have ended.
+consult() {
+_exit= _stdout_ended= _stderr_ended=
+[ -f "$_record" ] || return
+while read -r _word _value _rest; do
+case $_word:$_value in
+pid:*) _process=$_value _birth=$_rest;;
+exit:*) _exit=$_value;;
+empty:o|copied:o) _stdout_ended=1;;
+empty:e|copied:e) _stderr_ended=1;;
+esac
+done <"$_record"
+}
+
+# Names the note that there was this directory.
+remember() {
+set -- $(printf %s "$_dir" | cksum)
+_memory=$_memory-$1
+}
+
+exited() {
+consult
+[ "$_exit" ]
+}
+
+# True while the command's process exists.
+alive() {
+kill -0 $_process || return
+[ "$_birth" ] || return 0
+read -r _line <"/proc/$_process/stat" || return
+set -- ${_line##*) }
+[ "$1" != Z ] && [ "${20}" = "$_birth" ]
+}
+`)
+
+// claim makes the directory if need be and tries to create the record. Afterwards _won is set if it did. A disk without room
+// for that leaves a mark in memory, for copies of the script that find room later: each side first leaves its own mark
+// and then looks for the other's, so at least one sees both.
+//
+// That there ever was a directory is noted in memory, too, and in the directory which journal brought it about: a directory
+// that was removed, or removed and made again, proves nothing about what there was before.
+var claim = code(`if [ ! -d "$_dir" ] && (umask 077; mkdir "$_dir"); then
+_new=-new
+remember
+if [ -e "$_memory" ]; then _new=-again; fi
+true >"$_memory"
+echo $_id >"$_dir/born"
+fi
+set -C
+if [ -O "$_dir" ] && [ ! -L "$_dir" ] && true >"$_record"; then _won=1; elif [ ! -e "$_record" ]; then true >"$_refusal"; fi
+set +C
+if [ -e "$_refusal" ]; then frame full; exit; fi
+if [ ! -f "$_record" ]; then frame unwritable; exit; fi
+`)
+
+// full is where the winner finds that there is no room for the journal.
+const full = `{ true >"$_refusal"; frame full; exit; }
+`
+
+// waiting is for scripts that wait: news does so for $_limit ticks at most, each of which tick waits for. Tick is true when
+// something happened, and may be so early.
+var waiting = code(`_lost= _late= _looked=
+
+# True when there is nothing more to wait for but output: the exit is recorded, and the streams have ended or a tick is over.
+settled() {
+exited || return
+if [ "$_stdout_ended" ] && [ "$_stderr_ended" ]; then return; fi
+[ "$_late" ] && [ $_ends = 0 ]
+}
+
+# True if there is output beyond the offsets. A growing file is recognised without a process: it is not older than the
+# reference file, which is touched before the sizes are read, first of all once.
+more() {
+if [ $_stdout_from -le 0 ] && [ $_stderr_from -le 0 ]; then
+{ [ $_stdout_from = 0 ] && [ -s "$_stdout" ]; } || { [ $_stderr_from = 0 ] && [ -s "$_stderr" ]; }
+return
+fi
+if [ "$_looked" ] && [ "$_reference" -nt "$_stdout" ] && [ "$_reference" -nt "$_stderr" ]; then return 1; fi
+_looked=1
+true >"$_reference"
+set -- $(wc -c <"$_stdout"; wc -c <"$_stderr")
+{ [ $_stdout_from -ge 0 ] && [ $1 -gt $_stdout_from ]; } || { [ $_stderr_from -ge 0 ] && [ $2 -gt $_stderr_from ]; }
+}
+
+news() {
+_ticks=0
+while ! settled && [ $_ticks -lt $_limit ]; do
+_ticks=$((_ticks+1))
+if [ ! -f "$_record" ]; then return; fi
+if [ $_output = 1 ] && [ $_ticks -gt $_patience ] && more; then return; fi
+if [ "$_process" ] && [ ! "$_exit" ] && ! alive; then
+for _try in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+if exited; then break; fi
+sleep 0.05
+done
+if [ ! "$_exit" ]; then _lost=1; return; fi
+fi
+if ! tick; then _late=$_exit; fi
+done
+}
+
+watch() {
+news
+if [ "$_lost" ]; then frame lost; else frame run; fi
+}
+`)
+
+// ticks lets a script that runs nothing wait. Its tick waits at a pipe into which nobody writes, which costs no process.
+var ticks = code(`if [ $_limit -gt 0 ] && [ "$_rich" ]; then
+[ -p "$_dir/idle" ] || mkfifo "$_dir/idle"
+exec 3<>"$_dir/idle"
+tick() { read -t 0.05 -r _line <&3; }
+else
+tick() { sleep 0.05; false; }
+fi
+`)
+
+// observe waits for news.
+var observe = ticks + "watch\n"
+
+// meanwhile runs runner in the background and watch, which prints the frame, in the foreground. The runner holds neither the
+// output nor the input of the request, and goes on when watch has ended. Each line of its output ends a tick. Where read
+// cannot wait for a limited time, a background loop writes an empty line for each tick.
+var meanwhile = code(`if [ "$_rich" ]; then
+tick() { read -t 0.05 -r _line <&3; }
+eval 'exec 3< <(runner </dev/null)'
+watch
+else
+tick() { read -r _line <&3; [ "$_line" ]; }
+metronome() { while sleep 0.05; do echo; done; }
+{ metronome & runner </dev/null; } | { exec 3<&0; watch; kill -9 $$; }
+fi
+`)
+
+// run starts the command, waits for it, and copies its output. The descriptors:
+//
+//	4, 5  the files of standard output and standard error
+//	6     the pipe of the command's standard error; that of its standard output is 1
+//	7     what runner's output was: a line in it ends a tick
+//	9     the record
+//
+// The command's output are pipes, as everywhere: what opens /dev/stderr again does not cut off what is there. Behind each
+// pipe stands a process that appends to the file, as long as somebody holds the pipe, and whether or not that works.
+// Right after the command, the end mark is written to both. A pipe keeps the order, so what comes before it is
+// the command's output, all of it, and what comes after it is not.
+//
+// Bash makes the command the leader of a process group; for other shells setsid does, at the cost of a process image.
+// Whoever waits for the command to read its input is let go.
+var run = code(`exec 4>>"$_stdout" 5>>"$_stderr" 9>>"$_record"
+
+runner() {
+trap - INT QUIT
+exec 7>&1
+if [ "$_rich" ]; then
+eval 'exec > >(copy o 4); exec 6> >(copy e 5 >&7)'
+supervise
+else
+{ supervise | copy o 4 >&7 6>&-; } 6>&1 | copy e 5
+fi
+}
+
+supervise() {
+if [ "${BASH_VERSION-}" ]; then set -m; fi
+launch
+_exit=$?
+trap '' PIPE
+printf 'exit %s\n' $_exit >&9
+printf %s "$_end"
+printf %s "$_end" >&6
+exec >&7 6>&-
+if [ -p "$_record.k" ]; then echo 1<>"$_record.k"; true <>"$_record.in"; fi
+echo exit
+}
+
+# Copies the stream named $1 to the descriptor $2. An empty stream costs no process, and a full disk the command nothing.
+copy() {
+_head= _format=%s
+if [ "$_rich" ] && silent; then
+printf 'empty %s\n' $1 >&9
+echo empty
+if take 1; then cat >/dev/null; fi
+else
+if [ "$_head" ] || [ "$_format" != %s ]; then
+printf "$_format" "$_head" >"$_record.h$1" && cat "$_record.h$1" -
+else cat
+fi >&$2 || { printf 'cut %s\n' $1 >&9; cat >/dev/null; }
+printf 'copied %s\n' $1 >&9
+echo copied
+fi
+}
+
+# True if there is nothing but the end mark. Otherwise what was read must be printed first: _head, as _format says. Cat does
+# that, from a file, so that nobody sees a first byte alone.
+silent() {
+LC_ALL=C IFS=
+if [ "${ZSH_VERSION-}" ]; then setopt no_multibyte; fi
+take 1 || return
+_head=$_got
+case $_end in
+"${_head:-none}"*)
+if take $((${#_end}-1)) && [ ${#_got} -lt $((${#_end}-1)) ]; then _format='%s\0'; fi
+_head=$_head$_got
+[ "$_head" = "$_end" ];;
+*)
+[ "$_head" ] || _format='%s\0'
+false;;
+esac
+}
+
+# Reads $1 bytes into _got. Bash leaves out a NUL, and stops there.
+take() {
+if [ "${ZSH_VERSION-}" ]; then read -r -u 0 -k $1 _got; else read -r -d '' -n $1 _got; fi
+}
+`) + meanwhile
+
+// stop waits for the command's process to be known, and ends it. Then the command's end is being recorded.
+var stop = stopGroup + code(`for _try in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+if exited || [ "$_process" ]; then break; fi
+sleep 0.05
+done
+if [ "$_exit" ]; then frame stopped; exit; fi
+if [ ! "$_process" ]; then frame run; exit; fi
+if ! end_group; then frame alive; exit; fi
+_tries=0
+while [ -f "$_record" ] && [ $_tries -lt 10 ]; do
+if exited && [ "$_stdout_ended" ] && [ "$_stderr_ended" ]; then break; fi
+_tries=$((_tries+1))
+sleep 0.02
+done
+frame stopped
+`)
+
+// signal sends the signal $_signal to the command's process group.
+var signal = code(`if ! exited && [ "$_process" ] && alive && kill -$_signal -$_process; then frame sent; else frame run; fi
+`)
+
+// leftovers empties journals whose results were taken: $_taken.
+var leftovers = code(`cd "$_dir" || exit
+_files=
+for _record in $_taken; do
+if [ -e $_record ]; then true >$_record; fi
+_files="$_files $_record.*"
+done
+rm -f $_files
+`)
+
+// sweep removes what other hosts left behind.
+var sweep = code(`remember
+true >"$_memory"
+find . -type f ! -name '*.*' ! -name born -size 0 -mmin +$_tombstones -exec rm -f {} +
+find /dev/shm -name ".leasehold-$_user-*" -mmin +$_tombstones -exec rm -f {} +
+find . -type f ! -name '*.*' ! -name born -mmin +$_journals | while read -r _record; do
+_process= _birth=
+if exited || [ ! "$_process" ] || ! alive; then rm -f $_record $_record.*; fi
+done
+`)
