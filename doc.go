@@ -20,8 +20,9 @@
 //
 // # What it promises
 //
-//   - A sandbox that was paid for is in use, gone, or named in an error: its name is chosen before the creation is sent,
-//     an unanswered creation is never repeated, and nothing is deleted unless its name and every label match.
+//   - A sandbox that was paid for is in use, gone, or named in an error and, with a [Store], on a durable list: its name
+//     is chosen before the creation is sent, an unanswered creation is never repeated, and nothing is deleted unless its
+//     name and every label match.
 //   - A command starts at most once, whatever is lost on the way. Its result is complete only with a recorded exit;
 //     otherwise it says what is unknown. A missing exit code is never 0.
 //   - A transfer is complete or an error. Nothing outside the target is ever written, and what was there before survives
@@ -34,6 +35,7 @@
 //   - [Lease] is one sandbox in use; [LeaseRef] is the same as plain data, to be stored.
 //   - [Executor] runs commands in it; [Process] is one that was started, [CommandRef] the same as plain data.
 //   - [Importer] and [Exporter] move files.
+//   - [Store] is the durable list of what a host has to give back; a [Sweeper] works off what dead hosts left on it.
 //   - [Error] is the one error type, with a [Kind] and a sentinel for each.
 //   - [FaultPlan] makes the local backend lose replies and sandboxes, to test a host against.
 //

@@ -126,7 +126,8 @@ type Error struct {
 	Fields     []FieldError  // with KindInvalid, every problem of the input
 	Message    string        // one safe sentence
 	// Cleanup is set when a sandbox may exist that the operation could not account for. Give it to [Provider.Cleanup],
-	// or keep it: it is all that is needed to find that sandbox and delete it, and only it.
+	// or keep it: it is all that is needed to find that sandbox and delete it, and only it. With [Config.Store] it is on
+	// the list as well, and a [Sweeper] sees to it.
 	Cleanup *CleanupEnvelope
 
 	cause error // context causes, and the caller's own reader and writer errors

@@ -41,7 +41,8 @@ type Provider interface {
 	// with [ErrUncertain] for an envelope without an observed id, without having deleted anything.
 	Cleanup(ctx context.Context, envelope CleanupEnvelope) (Receipt, error)
 	// Close refuses new calls, waits until ctx ends for what is still under way in the background, cancels the rest,
-	// and closes idle connections. It releases no lease: a lease outlives its host. A local provider also ends its
+	// and closes idle connections. It releases no lease: a lease outlives its host, but with [Config.Store] is an orphan
+	// unless a host resumes it, or uses it, within [Config.ClaimTime]. A local provider also ends its
 	// backend, and every sandbox and process in it. Later calls return nil.
 	Close(ctx context.Context) error
 }
