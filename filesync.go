@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"path"
 	"strings"
+	"sync"
 	"time"
 	"unicode/utf8"
 
@@ -22,6 +23,10 @@ type TransferResult struct {
 	// own, and the unsafe links of an export with [LinksOmit]. It holds at most 1,000 of them, SkippedCount counts all.
 	Skipped      []SkippedEntry
 	SkippedCount int
+	// Unchanged counts the files, directories and links of an import that the sandbox had already and that were not sent:
+	// those of a read-only bundle, or of [ImportOptions.Delta]. Removed counts what [ImportOptions.Delete] removed.
+	Unchanged int64
+	Removed   int64
 	// Leftover is the path of a directory's earlier content on the host that an export replaced and could not remove.
 	// It is empty in all but odd cases, such as a file that another user put there.
 	Leftover string
@@ -51,6 +56,9 @@ const progressInterval = 50 * time.Millisecond
 // meter passes reports on, from one goroutine at a time, not too often. A nil function receives none.
 type meter struct {
 	report func(Progress)
+
+	mu     sync.Mutex
+	closed bool // nothing is reported any more
 	last   time.Time
 	state  Progress
 }
@@ -59,11 +67,23 @@ func (m *meter) update(entries, bytes int64) {
 	if m.report == nil {
 		return
 	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return
+	}
 	m.state.Entries, m.state.Bytes = entries, bytes
 	if now := time.Now(); now.Sub(m.last) >= progressInterval {
 		m.last = now
 		m.report(m.state)
 	}
+}
+
+// close ends the reports. It waits for one that is being made.
+func (m *meter) close() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.closed = true
 }
 
 func (m *meter) done(s Progress) {
@@ -115,9 +135,9 @@ func (t *transfer) fail(kind Kind, message string) *Error {
 	return &Error{Op: t.op, Kind: kind, Sandbox: t.l.ref.Sandbox, Message: message}
 }
 
-// removeScratch removes a scratch directory in the sandbox and ends the lease's activity. Once the caller's context has
+// removeScratch removes the scratch directories of an operation in the sandbox and ends the lease's activity. Once the caller's context has
 // ended, it does so in the background, so that the caller returns at once: giving the lease back waits for it.
-func (t *transfer) removeScratch(ctx context.Context, scratch string) {
+func (t *transfer) removeScratch(ctx context.Context, scratch string, more ...string) {
 	again := 0
 	if ctx.Err() != nil {
 		again = scratchSecondLook
@@ -128,7 +148,7 @@ func (t *transfer) removeScratch(ctx context.Context, scratch string) {
 		defer cancel()
 		var pause backoff
 		for range scratchCleanupAttempts {
-			result, err := t.box.Execute(ctx, archive.RemoteCleanup(scratch, again), 0)
+			result, err := t.box.Execute(ctx, archive.RemoteCleanup(scratch, again, more...), 0)
 			if err == nil {
 				if reply, ok := archive.ParseReply(result.Output, scratch); ok && reply.Word == archive.WordOK {
 					return
@@ -159,6 +179,9 @@ func (t *transfer) execute(ctx context.Context, text, scratch string) (archive.R
 	var remote *daytona.Error
 	if errors.As(err, &remote) && ctx.Err() == nil && unanswered(remote) {
 		result, err = t.box.Execute(ctx, text, 0)
+	}
+	if err != nil && context.Cause(ctx) == errNoProgress {
+		return archive.Reply{}, t.canceled(ctx)
 	}
 	if err != nil {
 		return archive.Reply{}, t.l.observe(t.op, err)
@@ -210,6 +233,8 @@ func (t *transfer) refused(word archive.Word) *Error {
 	case archive.WordChanged:
 		e = t.fail(KindConflict, "a source changed while it was archived")
 		e.Retryable = true
+	case archive.WordNoList:
+		e = t.fail(KindRefused, "the remote directory cannot be listed, so nothing can be removed from it: nothing was changed")
 	case archive.WordArchive:
 		e = t.fail(KindRefused, "the sandbox's tar failed")
 	case archive.WordMissing, archive.WordShort, archive.WordCanceled:
@@ -230,6 +255,11 @@ func (t *transfer) named(what string) string { return archive.QuoteName(t.source
 
 // canceled is the error of a context that ended.
 func (t *transfer) canceled(ctx context.Context) *Error {
+	if context.Cause(ctx) == errNoProgress {
+		e := t.fail(KindTimeout, "the transfer made no progress for its StallTimeout")
+		e.Dispatched, e.Retryable = DispatchedUnknown, true
+		return e
+	}
 	e := failed(t.op, ctxError(ctx))
 	e.Sandbox, e.Dispatched = t.l.ref.Sandbox, DispatchedUnknown
 	if e.Kind == KindIO { // a cause of the caller's own
@@ -275,6 +305,9 @@ func (t *transfer) remotePath(name string) (string, error) {
 		name = path.Join(t.l.ref.Workspace, name)
 	}
 	name = path.Clean(name)
+	if strings.Contains(name+"/", "/"+archive.StagePrefix) {
+		return "", t.invalid("the remote path has a name of the library's own scratch")
+	}
 	if own := t.own(); name == own || strings.HasPrefix(name, own+"/") {
 		return "", t.invalid("the remote path is the lease's own directory")
 	}

@@ -27,6 +27,9 @@ type LinkPolicy int
 const (
 	LinksReject LinkPolicy = iota // the export fails with [ErrUnsafe], and changes nothing
 	LinksOmit                     // they are left out and listed in the result
+	// LinksKeepAbsolute makes symbolic links with an absolute target as they are, such as a tool's link into /usr. The
+	// export never follows them; whoever uses the result follows them into the host's own files. Other unsafe links fail.
+	LinksKeepAbsolute
 )
 
 // ExportOptions are the options of an export. The zero value exports everything and refuses unsafe links.

@@ -1,16 +1,16 @@
 package leasehold
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"io"
 	"io/fs"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/leasehold-go/leasehold/internal/archive"
-	"github.com/leasehold-go/leasehold/internal/daytona"
 )
 
 // Importer copies files of the host into a lease's sandbox. It is safe for concurrent use.
@@ -19,7 +19,7 @@ type Importer struct{ l *Lease }
 // Importer returns the lease's importer. It makes no request.
 func (l *Lease) Importer() *Importer { return &Importer{l} }
 
-// ImportOptions are the options of an import. The zero value imports everything.
+// ImportOptions are the options of an import. The zero value imports everything as it is.
 type ImportOptions struct {
 	// Exclude leaves out entries of a directory. A pattern without a slash, such as "*.o" or "node_modules", matches an
 	// entry of that name at any depth; one with a slash at its start or inside, such as "/build" or "docs/*.pdf", is
@@ -27,11 +27,75 @@ type ImportOptions struct {
 	// slash at the end restricts the pattern to directories. What lies in a matched directory is left out with it. There
 	// is no negation.
 	Exclude []string
-	// Mode is the mode of a single file. 0 is the one that it has on the host.
+	// FollowLinks sends what a symbolic link leads to in its place, also out of the directory: only for trees whose links
+	// are trusted, since a link can name any file of the host. A link that leads nowhere, or to a directory that it lies
+	// in, is an [ErrIO]. Otherwise links are kept as they are, and never followed.
+	FollowLinks bool
+	// UnsafeLinks says what [Importer.Tar] does with links out of the stream's tree. The zero value is LinksReject.
+	UnsafeLinks LinkPolicy
+	// Access says what the destination is for.
+	Access Access
+	// Delta leaves out what the sandbox has already. [Importer.Dir] and [Importer.FS] know it.
+	Delta Delta
+	// Delete removes, after everything else is in its place, what the remote directory holds and the source does not.
+	// What Exclude matches stays, and so does the lease's own directory. Delete needs a Delta.
+	Delete bool
+	// Mode is the mode of single files. 0 is the one that each has on the host.
 	Mode fs.FileMode
+	// After are commands to run one after another once the files are in their places, each with its own Timeout, as
+	// [Executor.Run] runs them; they run, too, if there was nothing to send. The first one that fails ends the import with
+	// an error that holds an [*AfterError], with the exit code. The files stay where they are: what was published may
+	// already be in use.
+	After []Command
+	// StallTimeout is how long the transfer may make no progress before it ends with [ErrTimeout]: not a byte taken by
+	// the connection and, for what goes on in the sandbox, no change there, which is asked for only when it is silent. A
+	// slow transfer is not ended. 0 is [DefaultStallTimeout], negative is never.
+	StallTimeout time.Duration
 	// Progress is called from time to time, at most every 50 ms and from one goroutine at a time, and once more with
 	// Done at the end of a transfer that succeeded. When a transfer has to begin anew, the counts do, too. Nil: no reports.
 	Progress func(Progress)
+}
+
+// Access says what an import's destination is for.
+type Access string
+
+// The values of [Access].
+const (
+	// AccessDefault only imports.
+	AccessDefault Access = ""
+	// AccessReadWrite also records the directory among those that [Lease.WritableDirs] names; of files it is the one that
+	// each lies in.
+	AccessReadWrite Access = "rw"
+	// AccessReadOnly makes a bundle of a directory: it takes the write permission from everything, replaces what was at
+	// the destination as a whole, in two renames, and records a digest of the source in the lease's own directory. When
+	// the same content is imported to the same place again, as after a resume, and nothing in it was changed meanwhile,
+	// nothing is sent: one request finds that out. Times do not count as content. The destination cannot be the workspace.
+	AccessReadOnly Access = "ro"
+)
+
+// Delta says how an import finds out what the sandbox has already. It takes two requests more, to list the remote
+// directory, and room for the list there, and holds about 50 bytes for each entry of the source, of which there may be
+// 500,000. A sandbox without find, stat or sha256sum, as GNU and busybox have them, is sent everything.
+// Files with several names are always sent.
+type Delta string
+
+// The values of [Delta].
+const (
+	// DeltaNone sends everything.
+	DeltaNone Delta = ""
+	// DeltaTimes does not send files of the same size, mode and modification time in seconds, and links of the same length
+	// and time.
+	DeltaTimes Delta = "times"
+	// DeltaDigests does not send files of the same size, mode and SHA-256; their times stay what they are in the sandbox.
+	// It reads all files there, and links are always sent.
+	DeltaDigests Delta = "digests"
+)
+
+// FileMapping is one file of [Importer.Files].
+type FileMapping struct {
+	Local  string      // regular file of the host; a link is followed
+	Remote string      // path in the sandbox; a relative one is meant in the workspace
+	Mode   fs.FileMode // 0 is ImportOptions.Mode
 }
 
 // Dir copies the content of a directory of the host into a directory of the sandbox.
@@ -43,10 +107,11 @@ type ImportOptions struct {
 // fails with [ErrConflict] before it has changed anything. Publishing is a series of renames: if one of them is refused,
 // the earlier ones stay, and the error says so.
 //
-// Permission bits, modification times to the second, symbolic links (as they are, never followed), hard links, empty
-// files and directories, and names of any bytes are kept. Owners become the sandbox's user; set-id and sticky bits are
-// dropped. Sockets, FIFOs and devices are left out and listed. The lease's own directory in the workspace,
-// ".leasehold", is never touched: an entry of that name is left out and listed.
+// Permission bits, modification times to the second, symbolic links (as they are, unless they are followed), hard links,
+// empty files and directories, and names of any bytes are kept. Owners become the sandbox's user; set-id and sticky bits
+// are dropped. Holes of sparse files are sent as zeros. Sockets, FIFOs and devices are left out and listed. The lease's own
+// directory in the workspace, ".leasehold", is never touched: an entry of that name is left out and listed. A path that
+// would be longer than 4,095 bytes in the scratch directory is an [ErrLimit].
 //
 // Two requests are made, whatever the size: one streams a tar archive, and each file of 8 MiB or more by itself, to a
 // scratch directory inside the remote directory, without a temporary file on the host and in constant memory; one
@@ -60,25 +125,52 @@ type ImportOptions struct {
 // too, and Dir returns at once; the scratch directory is then removed in the background, which giving back the lease
 // waits for.
 func (i *Importer) Dir(ctx context.Context, localDir, remoteDir string, options ImportOptions) (TransferResult, error) {
-	return i.run(ctx, "import directory", func(t *transfer) (importSource, error) {
+	return i.tree(ctx, "import directory", remoteDir, options, func() (archive.Source, error) { return archive.Dir(localDir) })
+}
+
+// FS copies the content of a file system, such as an [embed.FS], [os.DirFS] or [testing/fstest.MapFS], into a directory
+// of the sandbox. Modes are those that the file system states: an embed.FS says that everything is read-only. Links are
+// known if it implements [fs.ReadLinkFS]. All else is as with [Importer.Dir].
+func (i *Importer) FS(ctx context.Context, fsys fs.FS, remoteDir string, options ImportOptions) (TransferResult, error) {
+	return i.tree(ctx, "import file system", remoteDir, options, func() (archive.Source, error) { return archive.FS(fsys), nil })
+}
+
+func (i *Importer) tree(ctx context.Context, op, remoteDir string, options ImportOptions, open func() (archive.Source, error)) (TransferResult, error) {
+	return i.run(ctx, op, options, func(t *transfer) (importPlan, error) {
 		exclude, err := archive.NewMatcher(options.Exclude)
 		if err != nil {
-			return importSource{}, t.invalid(err.Error())
+			return importPlan{}, t.invalid(err.Error())
 		}
 		dest, err := t.remotePath(remoteDir)
 		if err != nil {
-			return importSource{}, err
+			return importPlan{}, err
 		}
-		own, _ := below(t.own(), dest)
-		write := archive.WriteOptions{
-			Exclude: exclude, RepeatDirs: true,
-			Reserved: func(name string) bool {
-				return name == own || strings.HasPrefix(path.Base(name), archive.StagePrefix)
-			},
+		plan := importPlan{delta: options.Delta, remove: options.Delete}
+		write := archive.WriteOptions{Exclude: exclude, RepeatDirs: true, Follow: options.FollowLinks}
+		own, ownBelow := below(t.own(), dest)
+		switch {
+		case options.UnsafeLinks != LinksReject:
+			return plan, t.invalid("UnsafeLinks is for streams")
+		case options.Delta != DeltaNone && options.Access == AccessReadOnly:
+			return plan, t.invalid("a read-only bundle is replaced as a whole: it knows no Delta")
+		case options.Access == AccessReadOnly && ownBelow:
+			return plan, t.invalid("the workspace cannot be a read-only bundle")
+		case options.Access == AccessReadOnly:
+			plan.bundle = path.Base(dest)
+			write.ReadOnly, write.Prefix = true, plan.bundle+"/"
+			dest, own = path.Dir(dest), ""
 		}
-		return importSource{dest, options.Progress, func(ctx context.Context) (*archive.Load, error) {
-			return archive.LoadTree(ctx, localDir, write)
-		}}, nil
+		write.Reserved = archive.Reserved(own)
+		write.MaxName = maxEntryPath(dest)
+		plan.writable = []string{dest}
+		plan.stages = []importStage{{dest, func(ctx context.Context) (*archive.Load, error) {
+			src, err := open()
+			if err != nil {
+				return nil, err
+			}
+			return archive.LoadTree(ctx, src, write)
+		}}}
+		return plan, nil
 	})
 }
 
@@ -87,144 +179,145 @@ func (i *Importer) Dir(ctx context.Context, localDir, remoteDir string, options 
 // modification time; an earlier file or link of that name is replaced, a directory is an [ErrConflict]. All else is as
 // with [Importer.Dir].
 func (i *Importer) File(ctx context.Context, localPath, remotePath string, options ImportOptions) (TransferResult, error) {
-	return i.run(ctx, "import file", func(t *transfer) (importSource, error) {
-		if len(options.Exclude) > 0 {
-			return importSource{}, t.invalid("a single file has nothing to exclude")
+	return i.files(ctx, "import file", []FileMapping{{Local: localPath, Remote: remotePath}}, options)
+}
+
+// Files copies regular files of the host, each to a path of its own in the sandbox, in one upload. They may go to up to
+// 1,000 directories, on any file systems. None is put in its place before all have arrived whole and none of them is in
+// conflict with what is there. All else is as with [Importer.File].
+func (i *Importer) Files(ctx context.Context, files []FileMapping, options ImportOptions) (TransferResult, error) {
+	return i.files(ctx, "import files", files, options)
+}
+
+// maxFileDirs bounds the directories of one import of files. Each takes a dozen small programs in the sandbox, and a place
+// in the list of the script's arguments.
+const maxFileDirs = 1000
+
+func (i *Importer) files(ctx context.Context, op string, files []FileMapping, options ImportOptions) (TransferResult, error) {
+	files = slices.Clone(files)
+	return i.run(ctx, op, options, func(t *transfer) (importPlan, error) {
+		switch {
+		case len(options.Exclude) > 0:
+			return importPlan{}, t.invalid("single files have nothing to exclude")
+		case options.FollowLinks || options.UnsafeLinks != LinksReject:
+			return importPlan{}, t.invalid("the links of single files are always followed")
+		case options.Delta != DeltaNone || options.Delete:
+			return importPlan{}, t.invalid("single files know no Delta")
+		case options.Access == AccessReadOnly:
+			return importPlan{}, t.invalid("only a directory can be a read-only bundle")
 		}
-		dest, err := t.remotePath(remotePath)
-		if err != nil {
-			return importSource{}, err
+		groups := map[string][]archive.HostFile{}
+		names := map[string]bool{}
+		for _, f := range files {
+			dest, err := t.remotePath(f.Remote)
+			switch {
+			case err != nil:
+				return importPlan{}, err
+			case dest == "/" || f.Remote == "" || strings.HasSuffix(f.Remote, "/"):
+				return importPlan{}, t.invalid("the remote path does not name a file")
+			case names[dest]:
+				return importPlan{}, t.invalid(archive.QuoteName(dest) + " is the destination of two files")
+			}
+			names[dest] = true
+			dir := path.Dir(dest)
+			groups[dir] = append(groups[dir], archive.HostFile{Path: f.Local, Name: path.Base(dest), Mode: cmp.Or(f.Mode, options.Mode)})
 		}
-		if dest == "/" || remotePath == "" || strings.HasSuffix(remotePath, "/") {
-			return importSource{}, t.invalid("the remote path does not name a file")
+		var plan importPlan
+		for dir, group := range groups {
+			for at := dir; at != "/"; at = path.Dir(at) {
+				if names[at] {
+					return importPlan{}, t.invalid(archive.QuoteName(at) + " is the destination of a file, and the directory of another one's")
+				}
+			}
+			write := archive.WriteOptions{MaxName: maxEntryPath(dir)}
+			plan.stages = append(plan.stages, importStage{dir, func(ctx context.Context) (*archive.Load, error) {
+				return archive.LoadFiles(ctx, group, write)
+			}})
+			plan.writable = append(plan.writable, dir)
 		}
-		return importSource{path.Dir(dest), options.Progress, func(context.Context) (*archive.Load, error) {
-			return archive.LoadFile(localPath, path.Base(dest), archive.WriteOptions{Mode: options.Mode})
-		}}, nil
+		if len(plan.stages) > maxFileDirs {
+			return importPlan{}, t.invalid("the files go to more than 1,000 directories")
+		}
+		slices.SortFunc(plan.stages, func(a, b importStage) int { return cmp.Compare(a.dest, b.dest) })
+		return plan, nil
 	})
 }
 
-// importSource is what to import.
-type importSource struct {
-	dest     string // absolute directory in the sandbox
-	progress func(Progress)
-	load     func(context.Context) (*archive.Load, error) // for each attempt
+// Tar copies the entries of an uncompressed tar stream into a directory of the sandbox. Nobody need vouch for the
+// stream: each entry is checked on its way, written anew with its permission bits and time and nothing else, and nothing
+// is put in its place before the stream has proved to be whole, by its two blocks of zeros.
+//
+// A name that is absolute or holds "..", a path through a link or a file, an entry that would replace the remote directory
+// itself or a directory of the stream, and a hard link to anything but an earlier file of the stream are an [ErrUnsafe].
+// Links out of the tree are, too, unless [ImportOptions.UnsafeLinks] says otherwise. A damaged or cut stream, or one whose
+// Read fails, is an [ErrIO]; more than a million entries or 64 GiB are an [ErrLimit]. Devices and FIFOs are left out
+// and listed. The stream's own entry for its root is ignored.
+//
+// The stream is read once, so that the import is not begun anew when a connection broke. A Read that blocks when ctx
+// ended may return after Tar, and is the last. What is held in memory grows by about 40 bytes with each entry; the totals of Progress are
+// not known. All else is as with [Importer.Dir].
+func (i *Importer) Tar(ctx context.Context, stream io.Reader, remoteDir string, options ImportOptions) (TransferResult, error) {
+	return i.run(ctx, "import stream", options, func(t *transfer) (importPlan, error) {
+		exclude, err := archive.NewMatcher(options.Exclude)
+		if err != nil {
+			return importPlan{}, t.invalid(err.Error())
+		}
+		dest, err := t.remotePath(remoteDir)
+		if err != nil {
+			return importPlan{}, err
+		}
+		switch {
+		case options.FollowLinks:
+			return importPlan{}, t.invalid("the links of a stream cannot be followed")
+		case options.Delta != DeltaNone || options.Delete:
+			return importPlan{}, t.invalid("a stream knows no Delta")
+		case options.Access == AccessReadOnly:
+			return importPlan{}, t.invalid("a stream cannot be a read-only bundle")
+		case options.Mode != 0:
+			return importPlan{}, t.invalid("Mode is for single files")
+		}
+		own, _ := below(t.own(), dest)
+		write := archive.WriteOptions{
+			Exclude: exclude, RepeatDirs: true, Links: archive.LinkPolicy(options.UnsafeLinks),
+			Reserved: archive.Reserved(own), MaxName: maxEntryPath(dest),
+		}
+		return importPlan{once: true, writable: []string{dest}, stages: []importStage{{dest, func(context.Context) (*archive.Load, error) {
+			return archive.LoadTar(stream, archive.ExtractOptions{}, write), nil
+		}}}}, nil
+	})
 }
 
-func (i *Importer) run(ctx context.Context, op string, prepare func(*transfer) (importSource, error)) (_ TransferResult, err error) {
-	start := time.Now()
-	ctx, span := i.l.p.span(ctx, op)
-	defer func() { endSpan(span, err) }()
-	for attempt := 0; ; attempt++ {
-		t, err := i.l.transfer(ctx, op)
-		if err != nil {
-			return TransferResult{}, err
-		}
-		s, err := prepare(t)
-		if err != nil {
-			t.done()
-			return TransferResult{}, err
-		}
-		sum, again, err := t.importOnce(ctx, s)
-		if err == nil {
-			(&meter{report: s.progress}).done(Progress{Bytes: sum.Bytes, TotalBytes: sum.Bytes, Entries: sum.Entries, TotalEntries: sum.Entries})
-			return t.result(sum, start), nil
-		}
-		if !again || attempt > 0 || ctx.Err() != nil {
-			return TransferResult{}, err
-		}
-	}
+// maxEntryPath is how long an entry's path may be, so that no path in the sandbox is longer than Linux allows: a shell
+// takes an entry that it cannot name for one that is not there.
+func maxEntryPath(dest string) int {
+	const longest = maxPath - 1 - len("/") - len(archive.StagePrefix) - 26 - len("-999/new/")
+	return max(1, longest-len(dest))
 }
 
-// importOnce makes one attempt with a scratch directory of its own. It reports whether another attempt can help: when
-// the connection broke during the upload, or when an answer was lost that nothing records. An import can be repeated,
-// and doing all of it again is what makes the outcome certain.
-func (t *transfer) importOnce(ctx context.Context, s importSource) (_ archive.Summary, again bool, _ error) {
-	load, err := s.load(ctx)
-	if err != nil {
-		t.done()
-		return archive.Summary{}, false, t.archived(ctx, err)
-	}
-	defer load.Close()
-	name := archive.StageName()
-	scratch := path.Join(s.dest, name)
-	m := &meter{report: s.progress, state: Progress{TotalBytes: load.Total.Bytes, TotalEntries: load.Total.Entries}}
-	sum, err := t.upload(ctx, scratch, load, m)
-	var lost *daytona.Error
-	if err != nil {
-		broke := errors.As(err, &lost) && unanswered(lost) && ctx.Err() == nil
-		if !broke || sum.Archive == 0 {
-			t.removeScratch(ctx, scratch)
-			return sum, broke, t.uploadFailed(ctx, err)
-		}
-		// All of it was sent and no answer came. The script will tell whether all of it arrived.
-	}
-	reply, err := t.execute(ctx, load.Import(s.dest, name, t.own(), sum.Archive).Script(), scratch)
-	if err == nil && reply.Word == archive.WordOK {
-		t.done()
-		return sum, false, nil
-	}
-	t.removeScratch(ctx, scratch)
-	switch {
-	case err != nil:
-		return sum, false, err
-	case reply.Word == archive.WordGone, reply.Word == archive.WordMissing, reply.Word == archive.WordShort:
-		return sum, true, t.refused(reply.Word)
+// check refuses options that no import knows.
+func (t *transfer) check(options ImportOptions) error {
+	switch options.Access {
+	case AccessDefault, AccessReadWrite, AccessReadOnly:
 	default:
-		return sum, false, t.refused(reply.Word)
+		return t.invalid("Access is not one of its values")
 	}
-}
-
-// upload streams a load to the scratch directory in one request. The summary's Archive, the length of the archive, is 0
-// unless all of the load was taken.
-func (t *transfer) upload(ctx context.Context, scratch string, load *archive.Load, m *meter) (archive.Summary, error) {
-	parts := load.Parts()
-	files := make([]daytona.File, len(parts))
-	readers, writers := make([]*io.PipeReader, len(parts)), make([]*io.PipeWriter, len(parts))
-	for i, part := range parts {
-		readers[i], writers[i] = io.Pipe()
-		files[i] = daytona.File{Path: path.Join(scratch, part.Name), Content: readers[i]}
+	switch options.Delta {
+	case DeltaNone, DeltaTimes, DeltaDigests:
+	default:
+		return t.invalid("Delta is not one of its values")
 	}
-	var sum archive.Summary
-	var writeErr error
-	written := make(chan struct{})
-	go func() { // the upload reads one after another, too
-		defer close(written)
-		for i, part := range parts {
-			var one archive.Summary
-			one, writeErr = part.Write(ctx, writers[i], func(entries, bytes int64) { m.update(sum.Entries+entries, sum.Bytes+bytes) })
-			sum.Add(one)
-			writers[i].CloseWithError(writeErr) // nil is io.EOF
-			if writeErr != nil {
-				return
-			}
-		}
-	}()
-	err := t.box.Upload(ctx, files...)
-	for _, r := range readers {
-		r.CloseWithError(errUploadEnded)
+	switch options.UnsafeLinks {
+	case LinksReject, LinksOmit, LinksKeepAbsolute:
+	default:
+		return t.invalid("UnsafeLinks is not a LinkPolicy")
 	}
-	<-written
-	var a *archive.Error
-	switch {
-	case errors.As(writeErr, &a) && a.Kind != archive.ErrWrite:
-		return archive.Summary{}, writeErr // it is what ended the upload
-	case writeErr != nil:
-		sum.Archive = 0
-		if err == nil {
-			err = writeErr
+	if options.Delete && options.Delta == DeltaNone {
+		return t.invalid("Delete needs a Delta")
+	}
+	for _, cmd := range options.After {
+		if _, err := cmd.check(t.op, t.l.ref.Workspace); err != nil {
+			return err
 		}
 	}
-	return sum, err
-}
-
-var errUploadEnded = errors.New("the upload ended")
-
-// uploadFailed is the error of an upload. That the disk is full is told apart, for the caller can do something about it.
-func (t *transfer) uploadFailed(ctx context.Context, err error) error {
-	var remote *daytona.Error
-	if errors.As(err, &remote) && remote.NoSpace() {
-		return t.refused(archive.WordNoSpace)
-	}
-	return t.archived(ctx, err)
+	return nil
 }

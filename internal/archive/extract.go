@@ -42,8 +42,9 @@ type LinkPolicy int
 
 // The policies.
 const (
-	LinksReject LinkPolicy = iota // the whole archive is refused
-	LinksOmit                     // they are left out and listed
+	LinksReject       LinkPolicy = iota // the whole archive is refused
+	LinksOmit                           // they are left out and listed
+	LinksKeepAbsolute                   // symbolic links with an absolute target are made as they are; others are refused
 )
 
 func (o ExtractOptions) withDefaults() ExtractOptions {

@@ -2,26 +2,32 @@ package archive
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"path"
 	"strings"
 
 	"github.com/leasehold-go/leasehold/internal/script"
 )
 
-// Load is what an import sends: an archive, and beside it the large files, each by itself. What the archive holds is
-// written twice in the sandbox, as archive and as files. A large file is written once, and put in its place by rename.
+// Load is what an import sends to one directory: an archive, and beside it the large files, each by itself. What the
+// archive holds is written twice in the sandbox, as archive and as files. A large file is written once, and put in its
+// place by rename.
 type Load struct {
-	Total Summary // of the walk: entries and bytes that are going to be sent
+	Total Summary // of the walk: entries and bytes that are going to be sent; zero for a stream
+	Have  Summary // entries and bytes that the sandbox has, see [Load.Compare]
+	Gone  int64   // entries that are to be removed from it
 
 	opt   WriteOptions
-	src   Source // nil for a single file
-	file  string // the single file, and its name in the sandbox
-	name  string
+	walk  func(*treeWriter) error
+	src   Source // to be closed; nil for none
 	large []large
+	have  map[nameKey]twin // the entries, compared with what the sandbox has; nil when nobody asked
+	gone  string           // shell commands that remove what the source does not have
+	looks string           // digest of all that the walk saw but content; "" when nobody asked
 }
 
 // LargeFile is the size in bytes from which on a file is sent by itself. Putting it in its place takes five small
@@ -32,6 +38,7 @@ const LargeFile = 8 << 20
 type large struct {
 	name string
 	info fs.FileInfo
+	mode fs.FileMode
 	open func() (fs.File, error)
 }
 
@@ -42,72 +49,104 @@ type Part struct {
 	Write func(ctx context.Context, w io.Writer, progress func(entries, bytes int64)) (Summary, error)
 }
 
-// LoadTree walks a directory of the host as [WriteTree] does, without reading any file. The load is to be closed.
-func LoadTree(ctx context.Context, dir string, opt WriteOptions) (*Load, error) {
-	src, err := Dir(dir)
-	if err != nil {
-		return nil, err
-	}
-	l := &Load{opt: opt, src: src}
-	t := &treeWriter{ctx: ctx, opt: opt, links: map[fileID]string{}, found: &l.large}
+// LoadTree walks a source as [WriteTree] does, without reading any file. The load closes the source, also when LoadTree
+// fails.
+func LoadTree(ctx context.Context, src Source, opt WriteOptions) (*Load, error) {
+	return newLoad(ctx, &Load{opt: opt, src: src, walk: func(t *treeWriter) error { return t.tree(src) }})
+}
+
+// LoadFiles looks at files of the host, to be sent under names without a slash, as [WriteFile] does. The load is to be
+// closed.
+func LoadFiles(ctx context.Context, files []HostFile, opt WriteOptions) (*Load, error) {
+	return newLoad(ctx, &Load{opt: opt, walk: func(t *treeWriter) error {
+		for _, f := range files {
+			if t.ctx.Err() != nil {
+				return context.Cause(t.ctx)
+			}
+			if err := t.hostFile(f); err != nil {
+				return err
+			}
+		}
+		return t.metAll()
+	}})
+}
+
+// LoadTar sends the entries of a tar stream, each of them checked before it is passed on, see [ReadLimits]. The stream is
+// read once, when the archive is written.
+func LoadTar(r io.Reader, limits ExtractOptions, opt WriteOptions) *Load {
+	return &Load{opt: opt, walk: func(t *treeWriter) error { return t.stream(r, limits) }}
+}
+
+func newLoad(ctx context.Context, l *Load) (*Load, error) {
+	t := &treeWriter{ctx: ctx, opt: l.opt, links: map[fileID]string{}, found: &l.large}
 	t.opt.Progress = nil
-	if err := t.tree(src); err != nil {
-		src.Close()
+	if err := l.walk(t); err != nil {
+		l.Close()
 		return nil, err
 	}
 	l.Total = t.sum
 	return l, nil
 }
 
-// LoadFile looks at one file of the host, to be sent under a name, as [WriteFile] does. The load is to be closed.
-func LoadFile(file, name string, opt WriteOptions) (*Load, error) {
-	info, err := os.Stat(file)
-	if err != nil {
-		return nil, fail(ErrSource, file, "", err)
-	}
-	l := &Load{opt: opt, file: file, name: name, Total: Summary{Entries: 1, Bytes: info.Size()}}
-	if info.Mode().IsRegular() && info.Size() >= LargeFile {
-		l.large = []large{{name, info, func() (fs.File, error) { return os.OpenFile(file, os.O_RDONLY|openNonblock, 0) }}}
-	}
-	return l, nil
-}
-
-// Close closes the directory.
+// Close closes the source.
 func (l *Load) Close() {
 	if l.src != nil {
 		l.src.Close()
 	}
 }
 
+// Digest returns a digest of the load, times excepted. A load that does not look the same any more when it is sent ends
+// with [ErrChanged].
+func (l *Load) Digest(ctx context.Context) (string, error) {
+	content, looks := sha256.New(), sha256.New()
+	opt := l.opt
+	opt.timeless, opt.RepeatDirs, opt.Progress = true, false, nil
+	t := newTreeWriter(ctx, content, opt)
+	t.looks = looks
+	if _, err := t.finish(l.walk(t)); err != nil {
+		return "", err
+	}
+	l.looks = string(looks.Sum(nil))
+	return hex.EncodeToString(content.Sum(nil)), nil
+}
+
+// Nothing reports whether a comparison left nothing to send and nothing to remove.
+func (l *Load) Nothing() bool { return l.have != nil && l.Total.Entries == 0 && l.gone == "" }
+
 // Parts returns what is to be uploaded. The archive comes last; its summary says how long it is.
 func (l *Load) Parts() []Part {
-	type progress = func(entries, bytes int64)
 	var parts []Part
 	for i, f := range l.large {
-		parts = append(parts, Part{fmt.Sprintf("%s/%d", remoteLarge, i), func(ctx context.Context, w io.Writer, p progress) (Summary, error) {
-			return f.write(ctx, w, p)
-		}})
+		parts = append(parts, Part{fmt.Sprintf("%s/%d", remoteLarge, i), f.write})
 	}
-	if len(l.large) > 0 {
-		parts = append(parts, Part{remoteLarge + "/" + remotePlaces, func(_ context.Context, w io.Writer, _ progress) (Summary, error) {
-			if _, err := io.WriteString(w, l.places()); err != nil {
-				return Summary{}, fail(ErrWrite, "", "", err)
-			}
-			return Summary{}, nil
-		}})
-	}
-	return append(parts, Part{RemoteArchive, func(ctx context.Context, w io.Writer, p progress) (Summary, error) {
-		opt := l.opt
-		opt.Progress = p
-		if l.src == nil && len(l.large) == 0 {
-			return WriteFile(ctx, w, l.file, l.name, opt)
+	for _, list := range [][2]string{{remoteLarge + "/" + remotePlaces, l.places()}, {remoteGone, l.gone}} {
+		if name, text := list[0], list[1]; text != "" {
+			parts = append(parts, Part{name, func(_ context.Context, w io.Writer, _ func(entries, bytes int64)) (Summary, error) {
+				if _, err := io.WriteString(w, text); err != nil {
+					return Summary{}, fail(ErrWrite, "", "", err)
+				}
+				return Summary{}, nil
+			}})
 		}
+	}
+	return append(parts, Part{RemoteArchive, func(ctx context.Context, w io.Writer, progress func(entries, bytes int64)) (Summary, error) {
+		opt := l.opt
+		opt.Progress = progress
 		t := newTreeWriter(ctx, w, opt)
 		t.apart = l.large
-		if l.src == nil { // nothing is left for the archive
-			return t.finish(nil)
+		if l.have != nil {
+			t.have = l.has
 		}
-		return t.finish(t.tree(l.src))
+		if l.looks == "" {
+			return t.finish(l.walk(t))
+		}
+		looks := sha256.New()
+		t.looks = looks
+		err := l.walk(t)
+		if err == nil && string(looks.Sum(nil)) != l.looks {
+			err = fail(ErrChanged, "", "it was written to", nil)
+		}
+		return t.finish(err)
 	}})
 }
 
@@ -119,14 +158,14 @@ func (l *Load) places() string {
 		if at.Year() >= 1 && at.Year() <= 9999 {
 			stamp = at.Format("200601021504.05")
 		}
-		fmt.Fprintf(&b, "put %d %s %d %o %s\n", i, script.Quote(f.name), f.info.Size(), fileMode(f.info, l.opt), stamp)
+		fmt.Fprintf(&b, "put %d %s %d %o %s\n", i, script.Quote(l.opt.Prefix+f.name), f.info.Size(), f.mode, stamp)
 	}
 	return b.String()
 }
 
-// Import returns the request that takes the uploaded load in, whose archive has so many bytes.
-func (l *Load) Import(dir, scratch, own string, bytes int64) RemoteImport {
-	return RemoteImport{Dir: dir, Scratch: scratch, Own: own, Bytes: bytes, Places: int64(len(l.places()))}
+// Stage returns what the sandbox has to do with the uploaded load, whose archive has so many bytes.
+func (l *Load) Stage(dir string, bytes int64) RemoteStage {
+	return RemoteStage{Dir: dir, Bytes: bytes, Places: int64(len(l.places())), Gone: int64(len(l.gone))}
 }
 
 // write writes the content, if the file is still the one that the walk saw.

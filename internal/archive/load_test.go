@@ -50,7 +50,7 @@ func largeTree(t testing.TB, dir string) {
 // loaded uploads a load of src, as the daemon stores it.
 func loaded(t testing.TB, src, dest string) RemoteImport {
 	t.Helper()
-	load, err := LoadTree(t.Context(), src, WriteOptions{RepeatDirs: true})
+	load, err := LoadTree(t.Context(), open(t, src), WriteOptions{RepeatDirs: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +75,7 @@ func loaded(t testing.TB, src, dest string) RemoteImport {
 	if sum.Entries != load.Total.Entries || sum.Bytes != load.Total.Bytes {
 		t.Errorf("sent %+v, want the totals of the walk, %+v", sum, load.Total)
 	}
-	return load.Import(dest, scratch, filepath.Join(dest, ".leasehold"), sum.Archive)
+	return RemoteImport{Scratch: scratch, Own: filepath.Join(dest, ".leasehold"), Stages: []RemoteStage{load.Stage(dest, sum.Archive)}}
 }
 
 func TestLargeFilesGoBesideTheArchiveToTheirPlaces(t *testing.T) {
@@ -85,8 +85,8 @@ func TestLargeFilesGoBesideTheArchiveToTheirPlaces(t *testing.T) {
 			src, dest := t.TempDir(), t.TempDir()
 			largeTree(t, src)
 			r := loaded(t, src, dest)
-			if r.Bytes > LargeFile {
-				t.Errorf("the archive has %d bytes: the large files are in it", r.Bytes)
+			if r.Stages[0].Bytes > LargeFile {
+				t.Errorf("the archive has %d bytes: the large files are in it", r.Stages[0].Bytes)
 			}
 			if got := deliver(t, path, r.Script(), r.Scratch); got.Word != WordOK {
 				t.Fatalf("word %q, want ok", got.Word)
@@ -160,7 +160,7 @@ func TestF2LargeFileThatChangesAfterTheWalkEndsTheImport(t *testing.T) {
 				if err := errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, LargeFile)); err != nil {
 					t.Fatal(err)
 				}
-				load, err := LoadTree(t.Context(), dir, WriteOptions{})
+				load, err := LoadTree(t.Context(), open(t, dir), WriteOptions{})
 				if err != nil {
 					t.Fatal(err)
 				}

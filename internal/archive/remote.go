@@ -10,7 +10,8 @@ import (
 )
 
 // The other end of a transfer is a POSIX shell with tar, in the sandbox. These scripts run there, each in one request,
-// with sh, tar (GNU, busybox or bsdtar), find, mv, rm, dd, grep, touch and wc. Each of them bears being delivered twice.
+// with sh, tar (GNU, busybox or bsdtar), find, mv, rm, dd, grep, touch and wc; a delta and a bundle also want stat, as GNU and
+// busybox have it, and sha256sum. Each of them bears being delivered twice.
 var (
 	//go:embed remote_import.sh
 	importScript string
@@ -18,14 +19,23 @@ var (
 	exportScript string
 	//go:embed remote_cleanup.sh
 	cleanupScript string
+	//go:embed remote_look.sh
+	lookScript string
+	//go:embed remote_bundle.sh
+	bundleScript string
+	//go:embed remote_list.sh
+	listScript string
+	//go:embed remote_probe.sh
+	probeScript string
 )
 
-// Names in the scratch directory of an import: of the archive, of the directory with large files, and of the list in it
-// that says where they belong.
+// Names in the scratch directory of an import: of the archive, of the directory with large files, of the list in it
+// that says where they belong, and of the list of what is to be removed.
 const (
 	RemoteArchive = "tree.tar"
 	remoteLarge   = "large"
 	remotePlaces  = "places"
+	remoteGone    = "gone"
 )
 
 // RemoteExported is the name under which the export script leaves it.
@@ -54,28 +64,92 @@ const (
 	WordDenied   Word = "denied"  // a source may not be read
 	WordChanged  Word = "changed" // a source changed while it was archived
 	WordArchive  Word = "archive" // tar failed otherwise
+	WordNoList   Word = "nolist"  // a directory cannot be listed, or the sandbox has no tools for it
 	WordLeft     Word = "left"    // a cleanup that did not succeed
 )
 
-// RemoteImport is the script that takes an uploaded archive in.
+// RemoteImport is the script that takes uploaded loads in.
 type RemoteImport struct {
-	Dir     string // destination, absolute
-	Scratch string // name of the scratch directory in Dir, from [StageName]
-	Bytes   int64  // length of the archive
-	Places  int64  // length of the list of large files; 0 when there are none
+	Scratch string // name of the scratch directories, from [StageName]
 	Own     string // directory of the lease's own, absolute
+	Stages  []RemoteStage
+	Record  string // line to be in the lease's list of writable directories; "" for none
+	// Bundle is the one directory that the one stage has, if it is to replace what has its name rather than to be merged
+	// with it; "" if not. Digest and Marker record what it is, see [RemoteBundle].
+	Bundle, Digest, Marker string
 }
 
-// Upload returns where the archive is to be uploaded.
-func (r RemoteImport) Upload() string { return path.Join(r.Dir, r.Scratch, RemoteArchive) }
+// RemoteStage is a directory that files are imported into.
+type RemoteStage struct {
+	Dir    string // absolute
+	Bytes  int64  // length of the archive
+	Places int64  // length of the list of large files; 0 when there are none
+	Gone   int64  // length of the list of what is to be removed; 0 when there is nothing
+}
+
+// Stage returns the scratch directory of a stage. Each has a name of its own, since two paths may be one directory.
+func Stage(dir, scratch string, i int) string {
+	if i > 0 {
+		scratch += "-" + strconv.Itoa(i)
+	}
+	return path.Join(dir, scratch)
+}
+
+// Writable is the name of the list of writable directories in the lease's own directory.
+const Writable = "writable"
 
 // Script returns the text for a POSIX shell's standard input.
 //
-// It extracts into the scratch directory, which is on the destination's own file system, and then publishes by rename.
-// Directories that exist are kept, with their mode, and filled; everything else of the archive replaces what has its
-// name. A directory that meets something else, or the reverse, is a conflict: it is looked for before the first rename.
+// It extracts into the scratch directories, which are on the destinations' own file systems, and then publishes by
+// rename. Directories that exist are kept, with their mode, and filled; everything else of the archive replaces what has
+// its name. A directory that meets something else, or the reverse, is a conflict: it is looked for before the first
+// rename.
 func (r RemoteImport) Script() string {
-	return command(importScript, r.Dir, r.Scratch, strconv.FormatInt(r.Bytes, 10), r.Own, strconv.FormatInt(r.Places, 10))
+	args := []string{r.Scratch, r.Own, r.Record, r.Bundle, r.Digest, r.Marker}
+	for _, s := range r.Stages {
+		args = append(args, s.Dir, strconv.FormatInt(s.Bytes, 10), strconv.FormatInt(s.Places, 10), strconv.FormatInt(s.Gone, 10))
+	}
+	return command(lookScript+importScript, args...)
+}
+
+// RemoteBundle is the script that tells whether a directory still is the bundle that an import made of it: it says
+// [WordOK] if its marker has the digest and nothing in the directory was changed since, in content, name, mode or time,
+// which the inodes' change times tell. Otherwise it says [WordChanged].
+type RemoteBundle struct {
+	Mark                string // unguessable
+	Dir, Digest, Marker string
+}
+
+// Script returns the text for a POSIX shell's standard input.
+func (r RemoteBundle) Script() string {
+	return command(lookScript+bundleScript, r.Mark, r.Dir, r.Digest, r.Marker)
+}
+
+// RemoteList is the script that lists what a directory holds, for [Load.Compare]. It writes the list into a file
+// [RemoteListed] of the scratch directory, and says [WordOK] with its length, [WordNoSource] if there is no directory, or
+// [WordNoList] if it cannot be listed.
+type RemoteList struct {
+	Dir     string
+	Scratch string // name of the scratch directory, from [StageName]
+	Digests bool   // with the files' SHA-256
+}
+
+// RemoteListed is the name of the list.
+const RemoteListed = "list"
+
+// Script returns the text for a POSIX shell's standard input.
+func (r RemoteList) Script() string {
+	how := "times"
+	if r.Digests {
+		how = "digests"
+	}
+	return command(listScript, r.Dir, r.Scratch, how)
+}
+
+// RemoteProbe returns a script that measures what the scratch directories hold, as [Reply.Bytes]: while that changes, the
+// sandbox is at work.
+func RemoteProbe(mark string, scratch []string) string {
+	return command(probeScript, append([]string{mark}, scratch...)...)
 }
 
 // RemoteExport is the script that makes an archive.
@@ -99,10 +173,10 @@ func (r RemoteExport) Script() string {
 	return command(exportScript, append([]string{r.Scratch, kind, r.Source, mood}, r.Exclude.TarArgs()...)...)
 }
 
-// RemoteCleanup returns the script that removes a scratch directory. With again above zero it looks once more after so
-// many seconds, for a request that had been sent and not yet been handled.
-func RemoteCleanup(scratch string, again int) string {
-	return command(cleanupScript, scratch, strconv.Itoa(again))
+// RemoteCleanup returns the script that removes the scratch directories of an operation, and ends what works in them. With
+// again above zero it looks once more after so many seconds, for a request that had been sent and not yet been handled.
+func RemoteCleanup(scratch string, again int, more ...string) string {
+	return command(cleanupScript, append([]string{strconv.Itoa(again), scratch}, more...)...)
 }
 
 // command runs a script in a shell of its own, whatever shell reads the command, and keeps it from reading the rest.

@@ -1,34 +1,55 @@
-# Takes in an upload. Arguments: destination, scratch name, bytes of the archive, the lease's own directory, bytes of the
-# list of large files, 0 for none. In <destination>/<scratch> lie the archive, tree.tar, and the large files: large/0,
-# large/1 and so on, with the list, large/places. The last line of output is "<scratch> <word>".
+# Takes in an upload. Arguments: scratch name, the lease's own directory, a line for its list of writable directories,
+# the bundle's name, its digest and its marker, each empty for none; then for each stage: destination, bytes of the
+# archive, bytes of the list of large files, bytes of the list of what is to be removed, 0 for none.
+# In <destination>/<scratch>, with -1, -2 and so on for further stages, lie the archive, tree.tar, and the large files:
+# large/0, large/1 and so on, with the list, large/places. The last line of output is "<scratch> <word>".
 set -u
 umask 022
 LC_ALL=C TZ=UTC0 EXTRACT_UNSAFE_SYMLINKS=1
 export LC_ALL TZ EXTRACT_UNSAFE_SYMLINKS
-dest=$1 mark=$2 bytes=$3 own=$4 places=$5
-[ "$dest" != / ] || dest=
-s=$dest/$mark
+mark=$1 own=$2 record=$3 bundle=$4 digest=$5 marker=$6
+shift 6
 
 say() { printf '\n%s %s\n' "$mark" "$1"; }
+# each STEP DESTINATION BYTES PLACES GONE...: takes the step for each stage.
+each() {
+  step=$1 at=
+  shift
+  while [ $# -gt 0 ]; do
+    dest=$1 bytes=$2 places=$3 gone=$4 s=${1%/}/$mark$at
+    dest=${dest%/}
+    "$step" || return
+    shift 4
+    at=-$((${at#-}+1))
+  done
+}
 scrap() {
   rm -rf "$s" 2>/dev/null && return
   find "$s" -type d -exec chmod u+rwx {} \; 2>/dev/null
   rm -rf "$s" 2>/dev/null
+  return 0
 }
-fail() { scrap; say "$1"; exit 0; }
+# In the stages' own shells, a failure is a word on the output.
+fail() { echo "$1"; exit 1; }
 size() { n=$(wc -c <"$1") && echo $((n)); }
 
-# What imports of a host that died left here long ago.
-for old in "$dest"/.leasehold-xfer-*; do
-  [ "$old" = "$s" ] || [ ! -d "$old" ] || find "$old" -prune -mmin +1440 -exec rm -rf {} + 2>/dev/null
-done
+# What imports of a host that died left there long ago.
+sweep() {
+  for old in "$dest"/.leasehold-xfer-*; do
+    case $old in "$dest/$mark"*) continue ;; esac
+    [ ! -d "$old" ] || find "$old" -prune -mmin +1440 -exec rm -rf {} + 2>/dev/null
+  done
+  return 0
+}
+each sweep "$@"
 
 # The request may be delivered twice. The first delivery works; another one waits for its end, and then knows nothing.
-if ! mkdir "$s/run" 2>/dev/null; then
-  [ -d "$s" ] && [ ! -d "$s/run" ] && fail nospace
+top=${1%/}/$mark
+if ! mkdir "$top/run" 2>/dev/null; then
+  if [ -d "$top" ] && [ ! -d "$top/run" ]; then each scrap "$@"; say nospace; exit 0; fi
   n=0
-  while [ -d "$s/run" ]; do
-    if [ -s "$s/run/pid" ]; then kill -0 "$(cat "$s/run/pid" 2>/dev/null)" 2>/dev/null || break
+  while [ -d "$top/run" ]; do
+    if [ -s "$top/run/pid" ]; then kill -0 "$(cat "$top/run/pid" 2>/dev/null)" 2>/dev/null || break
     else n=$((n+1)); [ $n -lt 5 ] || break
     fi
     sleep 1
@@ -36,12 +57,7 @@ if ! mkdir "$s/run" 2>/dev/null; then
   say gone
   exit 0
 fi
-echo $$ >"$s/run/pid" 2>/dev/null
-
-# Renamed first: a late second delivery of the upload can then no longer cut the files that were measured.
-mv "$s/tree.tar" "$s/tree" 2>/dev/null || fail missing
-[ "$(size "$s/tree")" = "$bytes" ] || fail short
-mkdir "$s/new" 2>/dev/null || fail nospace
+echo $$ >"$top/run/pid" 2>/dev/null
 
 # put NUMBER NAME BYTES MODE TIME: gives a large file its place. The list calls it.
 put() {
@@ -50,50 +66,65 @@ put() {
   [ "$5" = - ] || touch -t "$5" "$s/apart/$1" || exit 1
   chmod "$4" "$s/apart/$1" && mv "$s/apart/$1" "./$2" || exit 1
 }
-if [ "$places" -gt 0 ]; then
-  mv "$s/large" "$s/apart" 2>/dev/null || fail missing
-  [ "$(size "$s/apart/places")" = "$places" ] || fail short
-  ( cd "$s/new" && . "$s/apart/places" ) >/dev/null 2>&1
-  case $? in
-    0) ;;
-    3) fail short ;;
-    *) dd if=/dev/zero of="$s/probe" bs=65536 count=2 2>/dev/null || fail nospace; fail extract ;;
-  esac
-fi
-# Without a umask: busybox applies it to modes unless it runs as root, -p or not.
-( umask 0; cd "$s/new" && exec tar -x -p -o -f - <"$s/tree" ) >/dev/null 2>"$s/log" &
-child=$!
-echo $child >"$s/run/tar" 2>/dev/null
-wait $child
-rc=$?
-rm -f "$s/run/tar"
-if [ $rc -ne 0 ]; then
-  [ $rc -ne 127 ] || fail notar
-  # Tools speak many languages and tell a full disk in many ways. Whether one more block fits is plain.
-  dd if=/dev/zero of="$s/probe" bs=65536 count=2 2>/dev/null || fail nospace
-  grep -q -i -e 'no space' -e 'quota' -e 'too large' "$s/log" 2>/dev/null && fail nospace
-  fail extract
-fi
-rm -f "$s/tree"
-m=.leasehold-xfer-modes
-if [ -f "$s/new/$m" ]; then
-  ( cd "$s/new" && sh "./$m" ) >/dev/null 2>&1 || fail extract
-  rm -f "$s/new/$m"
-fi
+room() { dd if=/dev/zero of="$s/probe" bs=65536 count=2 2>/dev/null; }
 
-# The lease's own directory is not to be replaced, under whatever name the destination was reached.
-if [ -e "$s/new/${own##*/}" ]; then
-  a=$(cd "${dest:-/}" && pwd -P) b=$(cd "${own%/*}/" 2>/dev/null && pwd -P) && [ "$a" = "$b" ] && fail reserved
-fi
+receive() {
+  # Renamed first: a late second delivery of the upload can then no longer cut the files that were measured.
+  mv "$s/tree.tar" "$s/tree" 2>/dev/null || fail missing
+  [ "$(size "$s/tree")" = "$bytes" ] || fail short
+  if [ "$gone" -gt 0 ]; then
+    mv "$s/gone" "$s/leave" 2>/dev/null || fail missing
+    [ "$(size "$s/leave")" = "$gone" ] || fail short
+  fi
+  mkdir "$s/new" 2>/dev/null || fail nospace
+  if [ "$places" -gt 0 ]; then
+    mv "$s/large" "$s/apart" 2>/dev/null || fail missing
+    [ "$(size "$s/apart/places")" = "$places" ] || fail short
+    ( cd "$s/new" && . "$s/apart/places" ) >/dev/null 2>&1
+    case $? in
+      0) ;;
+      3) fail short ;;
+      *) room || fail nospace; fail extract ;;
+    esac
+  fi
+  # Without a umask: busybox applies it to modes unless it runs as root, -p or not.
+  ( umask 0; cd "$s/new" && exec tar -x -p -o -f - <"$s/tree" ) >/dev/null 2>"$s/log" &
+  child=$!
+  echo $child >"$top/run/tar" 2>/dev/null
+  wait $child
+  rc=$?
+  rm -f "$top/run/tar"
+  if [ $rc -ne 0 ]; then
+    [ $rc -ne 127 ] || fail notar
+    # Tools speak many languages and tell a full disk in many ways. Whether one more block fits is plain.
+    room || fail nospace
+    grep -q -i -e 'no space' -e 'quota' -e 'too large' "$s/log" 2>/dev/null && fail nospace
+    fail extract
+  fi
+  rm -f "$s/tree"
+  m=.leasehold-xfer-modes
+  if [ -f "$s/new/$m" ]; then
+    ( cd "$s/new" && sh "./$m" ) >/dev/null 2>&1 || fail extract
+    rm -f "$s/new/$m"
+  fi
+  # The lease's own directory is not to be replaced, under whatever name the destination was reached.
+  if [ -e "$s/new/${own##*/}" ]; then
+    a=$(cd "${dest:-/}" && pwd -P) b=$(cd "${own%/*}/" 2>/dev/null && pwd -P) && [ "$a" = "$b" ] && fail reserved
+  fi
+  if [ -z "$bundle" ]; then meet "$s/new" "$dest" || fail conflict
+  elif [ -h "$dest/$bundle" ]; then fail conflict
+  elif [ -e "$dest/$bundle" ] && [ ! -d "$dest/$bundle" ]; then fail conflict
+  fi
+}
 
-# check SRC DST: whether a directory would meet something else. Directories that both have are made accessible in SRC.
-check() {
+# meet SRC DST: whether no directory meets something else. Directories that both have are made accessible in SRC.
+meet() {
   for e in "$1"/* "$1"/.[!.]* "$1"/..?*; do
     [ -e "$e" ] || [ -h "$e" ] || continue
     t=$2/${e##*/}
     if [ -d "$e" ] && [ ! -h "$e" ]; then
       if [ -h "$t" ]; then return 1
-      elif [ -d "$t" ]; then chmod u+rwx "$e" && check "$e" "$t" || return 1
+      elif [ -d "$t" ]; then chmod u+rwx "$e" && meet "$e" "$t" || return 1
       elif [ -e "$t" ]; then return 1
       fi
     elif [ -d "$t" ] && [ ! -h "$t" ]; then return 1
@@ -108,14 +139,7 @@ move() {
     [ -e "$e" ] || [ -h "$e" ] || continue
     if [ -d "$e" ] && [ ! -h "$e" ]; then
       if [ -d "$2/${e##*/}" ]; then move "$e" "$2/${e##*/}" || return 1; continue; fi
-      # A directory that its owner may not write cannot be renamed into another one.
-      if [ ! -w "$e" ]; then
-        t=$2/${e##*/}
-        chmod u+w "$e" || return 1
-        mv -f -- "$e" "$2/" || { chmod u-w "$e"; return 1; }
-        chmod u-w "$t" || return 1
-        continue
-      fi
+      if [ ! -w "$e" ]; then unseal "$e" "$2" || return 1; continue; fi
     fi
     set -- "$@" "$e"
     if [ $# -ge 66 ]; then flush "$@" || return 1; set -- "$1" "$2"; fi
@@ -127,14 +151,51 @@ flush() {
   shift 2
   [ $# -eq 0 ] || mv -f -- "$@" "$to/"
 }
+# unseal DIR PARENT: moves a directory that its owner may not write. It cannot be renamed into another one as it is.
+unseal() {
+  chmod u+w "$1" || return 1
+  mv -f -- "$1" "$2/" || { chmod u-w "$1"; return 1; }
+  chmod u-w "$2/${1##*/}"
+}
 
-check "$s/new" "$dest" || fail conflict
-# Whoever makes the gate decides: this script, to publish, or the caller's cleanup, to end it.
-mkdir "$s/gate" 2>/dev/null || fail canceled
-# Where another import made a directory of the same name meanwhile, what is left goes into that one.
-n=0
-until move "$s/new" "$dest" 2>/dev/null; do
-  n=$((n+1)); [ $n -lt 5 ] && check "$s/new" "$dest" || fail publish
-done
-scrap
-say ok
+pass() { if [ -w "$1" ]; then mv -f -- "$1" "$2/"; else unseal "$1" "$2"; fi; }
+
+publish() {
+  if [ -z "$bundle" ]; then
+    # Where another import made a directory of the same name meanwhile, what is left goes into that one.
+    n=0
+    until move "$s/new" "$dest" 2>/dev/null; do
+      n=$((n+1)); [ $n -lt 5 ] && meet "$s/new" "$dest" || fail publish
+    done
+  else
+    rm -f "$marker" || fail publish
+    mkdir "$s/old" || fail publish
+    [ ! -d "$dest/$bundle" ] || pass "$dest/$bundle" "$s/old" || fail publish
+    if ! pass "$s/new/$bundle" "$dest"; then
+      [ ! -d "$s/old/$bundle" ] || pass "$s/old/$bundle" "$dest"
+      fail publish
+    fi
+    # Without the marker the bundle is only sent again.
+    l=$(look "$dest/$bundle") && mkdir -p "${marker%/*}" && printf '%s\n%s\n' "$digest" "$l" >"$s/marker" && mv -f "$s/marker" "$marker"
+  fi 2>/dev/null
+  [ "$gone" -eq 0 ] || ( cd "${dest:-/}" && . "$s/leave" ) >/dev/null 2>&1 || fail publish
+}
+
+# note adds the lines of the record to the list. A line that a full disk cut off does not spoil the next one.
+note() {
+  list=$own/writable
+  mkdir -p "$own"
+  printf '%s\n' "$record" | while IFS= read -r line; do
+    grep -q -x -F -e "$line" "$list" || printf '\n%s\n' "$line" >>"$list" || exit 1
+  done
+} 2>/dev/null
+
+word=$(
+  each receive "$@" || exit
+  [ -z "$record" ] || note || fail nospace
+  # Whoever makes the gate decides: this script, to publish, or the caller's cleanup, to end it.
+  mkdir "$top/gate" 2>/dev/null || fail canceled
+  each publish "$@"
+) && word=ok
+each scrap "$@"
+say "$word"

@@ -33,7 +33,7 @@ func userland(t testing.TB, kind string) string {
 	}
 	switch kind {
 	case "busybox":
-		for _, name := range strings.Fields("sh tar find mv rm dd grep wc mkdir cat chmod sleep kill printf touch") {
+		for _, name := range strings.Fields("sh tar find mv rm dd grep wc mkdir cat chmod sleep kill printf touch stat sha256sum du ls sort") {
 			link(name, "busybox")
 		}
 		return bin
@@ -69,14 +69,19 @@ func deliver(t testing.TB, path, text, scratch string) Reply {
 func uploaded(t testing.TB, src, dest string) RemoteImport {
 	t.Helper()
 	data, _ := pack(t, src, WriteOptions{RepeatDirs: true})
-	r := RemoteImport{Dir: dest, Scratch: StageName(), Bytes: int64(len(data)), Own: filepath.Join(dest, ".leasehold")}
-	if err := os.MkdirAll(filepath.Dir(r.Upload()), 0o755); err != nil {
+	r := RemoteImport{Scratch: StageName(), Own: filepath.Join(dest, ".leasehold"), Stages: []RemoteStage{{Dir: dest, Bytes: int64(len(data))}}}
+	if err := os.MkdirAll(filepath.Dir(upload(r)), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(r.Upload(), data, 0o644); err != nil {
+	if err := os.WriteFile(upload(r), data, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	return r
+}
+
+// upload is where the archive of the one stage lies.
+func upload(r RemoteImport) string {
+	return filepath.Join(Stage(r.Stages[0].Dir, r.Scratch, 0), RemoteArchive)
 }
 
 func put(t testing.TB, dir string, files map[string]string) {
@@ -180,12 +185,12 @@ func TestF2ImportScriptRefusesBeforeItPublishes(t *testing.T) {
 		prepare func(src, dest string, r *RemoteImport) error
 		want    Word
 	}{
-		"short":            {func(_, _ string, r *RemoteImport) error { return os.Truncate(r.Upload(), r.Bytes-512) }, WordShort},
-		"long":             {func(_, _ string, r *RemoteImport) error { return os.Truncate(r.Upload(), r.Bytes+512) }, WordShort},
-		"missing":          {func(_, _ string, r *RemoteImport) error { return os.Remove(r.Upload()) }, WordMissing},
-		"scratch vanished": {func(_, _ string, r *RemoteImport) error { return os.RemoveAll(filepath.Dir(r.Upload())) }, WordGone},
+		"short":            {func(_, _ string, r *RemoteImport) error { return os.Truncate(upload(*r), r.Stages[0].Bytes-512) }, WordShort},
+		"long":             {func(_, _ string, r *RemoteImport) error { return os.Truncate(upload(*r), r.Stages[0].Bytes+512) }, WordShort},
+		"missing":          {func(_, _ string, r *RemoteImport) error { return os.Remove(upload(*r)) }, WordMissing},
+		"scratch vanished": {func(_, _ string, r *RemoteImport) error { return os.RemoveAll(filepath.Dir(upload(*r))) }, WordGone},
 		"damaged": {func(_, _ string, r *RemoteImport) error {
-			return os.WriteFile(r.Upload(), bytes.Repeat([]byte("damage"), int(r.Bytes/6+1))[:r.Bytes], 0o600)
+			return os.WriteFile(upload(*r), bytes.Repeat([]byte("damage"), int(r.Stages[0].Bytes/6+1))[:r.Stages[0].Bytes], 0o600)
 		}, WordExtract},
 		"directory over a file": {func(_, dest string, _ *RemoteImport) error { return os.WriteFile(filepath.Join(dest, "d"), nil, 0o600) }, WordConflict},
 		"directory over a link": {func(_, dest string, _ *RemoteImport) error { return os.Symlink(".", filepath.Join(dest, "d")) }, WordConflict},
@@ -193,7 +198,7 @@ func TestF2ImportScriptRefusesBeforeItPublishes(t *testing.T) {
 			return os.MkdirAll(filepath.Join(dest, "d", "deep"), 0o700)
 		}, WordConflict},
 		"cleanup was faster": {func(_, _ string, r *RemoteImport) error {
-			return os.Mkdir(filepath.Join(filepath.Dir(r.Upload()), "gate"), 0o700)
+			return os.Mkdir(filepath.Join(filepath.Dir(upload(*r)), "gate"), 0o700)
 		}, WordCanceled},
 	} {
 		t.Run(name, func(t *testing.T) {

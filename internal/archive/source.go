@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -17,6 +18,10 @@ type Source interface {
 	readlink(name string) (string, error)
 	open(name string) (fs.File, error) // a file; never follows a link out of the tree, never waits for a FIFO's writer
 	sub(name string) (Source, error)   // a directory; to be closed; its own lstat(".") tells which one it is
+	// follow resolves a symbolic link: the entry that it leads to is the one of the returned name in the returned
+	// source, which is to be closed.
+	follow(name string) (Source, string, error)
+	reopen(name string) func() (fs.File, error) // opens a file, even when the source has been closed
 	Close() error
 }
 
@@ -30,7 +35,7 @@ func Dir(name string) (Source, error) {
 	if err != nil {
 		return nil, fail(ErrSource, name, "", err)
 	}
-	return dirSource{root}, nil
+	return dirSource{root, name}, nil
 }
 
 // onlyDir at the end of a path keeps [os.OpenRoot] from opening anything but a directory: it would wait for a FIFO's writer.
@@ -38,7 +43,10 @@ const onlyDir = "/."
 
 // dirSource works relative to an open directory, so that neither a swapped ancestor nor the length of the path matters.
 // It does not go through [os.Root.FS], which refuses names that are not UTF-8.
-type dirSource struct{ root *os.Root }
+type dirSource struct {
+	root *os.Root
+	path string // by which it was reached, for links that are followed
+}
 
 func (d dirSource) names() ([]string, error) {
 	f, err := d.root.Open(".")
@@ -63,7 +71,22 @@ func (d dirSource) sub(name string) (Source, error) {
 	if err != nil {
 		return nil, err
 	}
-	return dirSource{root}, nil
+	return dirSource{root, filepath.Join(d.path, name)}, nil
+}
+
+// follow goes by the path, since a link may leave the tree, which an [os.Root] does not allow.
+func (d dirSource) follow(name string) (Source, string, error) {
+	real, err := filepath.EvalSymlinks(filepath.Join(d.path, name))
+	if err != nil {
+		return nil, "", err
+	}
+	dir, err := Dir(filepath.Dir(real))
+	return dir, filepath.Base(real), err
+}
+
+func (d dirSource) reopen(name string) func() (fs.File, error) {
+	file := filepath.Join(d.path, name)
+	return func() (fs.File, error) { return os.OpenFile(file, os.O_RDONLY|openNonblock, 0) }
 }
 
 // FS makes a source of a file system. Links are archived when it implements [fs.ReadLinkFS].
@@ -107,6 +130,19 @@ func (s fsSource) sub(name string) (Source, error) {
 	return fsSource{s.fsys, path.Join(s.dir, name)}, nil
 }
 func (s fsSource) Close() error { return nil }
+
+func (s fsSource) reopen(name string) func() (fs.File, error) {
+	return func() (fs.File, error) { return s.open(name) }
+}
+
+func (s fsSource) follow(name string) (Source, string, error) { return followedFS{s}, name, nil }
+
+// followedFS sees what links lead to, as the file system itself resolves them.
+type followedFS struct{ fsSource }
+
+func (s followedFS) lstat(name string) (fs.FileInfo, error) {
+	return fs.Stat(s.fsys, path.Join(s.dir, name))
+}
 
 // join joins two paths of a tree, of which the first may be the root "".
 func join(dir, name string) string {

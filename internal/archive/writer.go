@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash"
 	"io"
 	"io/fs"
 	"os"
@@ -33,6 +34,20 @@ type WriteOptions struct {
 	Progress func(entries, bytes int64)
 	// Mode replaces the permission bits of the file in [WriteFile]. 0 keeps them.
 	Mode fs.FileMode
+	// Follow sends what symbolic links lead to in their place, wherever that is. A link that leads nowhere, or to a
+	// directory that it lies in, ends the writing with [ErrSource].
+	Follow bool
+	// ReadOnly takes the write permission from everything.
+	ReadOnly bool
+	// Prefix is a directory, "" or with a slash at its end, that stands for the root: it gets the root's mode and time,
+	// and every entry lies in it.
+	Prefix string
+	// MaxName bounds the path of an entry, prefix included, in bytes; 0 for no bound. [ErrLimit] names the first longer one.
+	MaxName int
+	// Links says what a stream's symbolic links out of its tree are, see [LoadTar].
+	Links LinkPolicy
+
+	timeless bool // every time is the same: the archive is to be compared, not sent
 }
 
 // ModesMember is the name of a shell script that sets the modes of directories, to be run in the root of the extracted
@@ -61,22 +76,41 @@ func WriteTree(ctx context.Context, w io.Writer, src Source, opt WriteOptions) (
 // A path that is a symbolic link is followed once; anything but a regular file is refused with [ErrSource].
 func WriteFile(ctx context.Context, w io.Writer, file, name string, opt WriteOptions) (Summary, error) {
 	t := newTreeWriter(ctx, w, opt)
-	err := func() error {
-		f, err := os.OpenFile(file, os.O_RDONLY|openNonblock, 0)
-		if err != nil {
-			return fail(ErrSource, file, "", err)
+	return t.finish(t.hostFile(HostFile{file, name, opt.Mode}))
+}
+
+// HostFile is one regular file of the host, to be sent under a name of its own.
+type HostFile struct {
+	Path string      // a link is followed once
+	Name string      // in the tree
+	Mode fs.FileMode // 0 keeps the host's
+}
+
+func (t *treeWriter) hostFile(file HostFile) error {
+	t.opt.Mode = file.Mode
+	reopen := func() (fs.File, error) { return os.OpenFile(file.Path, os.O_RDONLY|openNonblock, 0) }
+	f, err := reopen()
+	if err != nil {
+		return fail(ErrSource, file.Path, "", err)
+	}
+	defer f.Close()
+	fi, err := f.Stat()
+	switch {
+	case err != nil:
+		return fail(ErrSource, file.Path, "", err)
+	case !fi.Mode().IsRegular():
+		return fail(ErrSource, file.Path, "it is not a regular file", nil)
+	case t.tw == nil:
+		if t.found != nil && fi.Size() >= LargeFile {
+			*t.found = append(*t.found, large{file.Name, fi, fileMode(fi, t.opt), reopen})
 		}
-		defer f.Close()
-		fi, err := f.Stat()
-		if err != nil {
-			return fail(ErrSource, file, "", err)
-		}
-		if !fi.Mode().IsRegular() {
-			return fail(ErrSource, file, "it is not a regular file", nil)
-		}
-		return t.content(f, fi, name)
-	}()
-	return t.finish(err)
+		t.done(fi.Size())
+		return nil
+	case t.met < len(t.apart) && t.apart[t.met].name == file.Name:
+		t.met++
+		return unchanged(file.Name, t.apart[t.met-1].info, fi)
+	}
+	return t.content(f, fi, file.Name)
 }
 
 // treeWriter is one walk. Without a tar writer it only counts.
@@ -87,12 +121,16 @@ type treeWriter struct {
 	bw    *bufio.Writer // joins the many small pieces of an archive
 	out   *countingWriter
 	buf   []byte
-	links map[fileID]string // the first name of each file that has several
-	dirs  []*tar.Header     // to be repeated
-	found *[]large          // where a walk that only counts notes large files; nil for none
-	apart []large           // files that are sent beside the archive, in the order of the walk
-	met   int               // how many of them the walk has met
-	root  Source            // of the tree
+	links map[fileID]string                               // the first name of each file that has several
+	dirs  []*tar.Header                                   // to be repeated
+	found *[]large                                        // where a walk that only counts notes large files; nil for none
+	apart []large                                         // files that are sent beside the archive, in the order of the walk
+	met   int                                             // how many of them the walk has met
+	root  Source                                          // of the tree
+	above []fs.FileInfo                                   // the directories that lead to the present one, with Follow
+	note  func(name string, fi fs.FileInfo, several bool) // told of each entry by a walk that counts; nil for none
+	have  func(name string) bool                          // whether the receiver has the entry; nil for none
+	looks hash.Hash                                       // of all that was seen but content; nil when nobody asks
 	sum   Summary
 }
 
@@ -137,7 +175,8 @@ func (t *treeWriter) repeat() error {
 		if err := t.header(h); err != nil {
 			return err
 		}
-		if h.Mode&0o700 != 0o700 || holders[strings.TrimSuffix(h.Name, "/")] {
+		inner := strings.TrimSuffix(strings.TrimPrefix(h.Name, t.opt.Prefix), "/")
+		if h.Mode&0o700 != 0o700 || holders[inner] || inner == "" {
 			fmt.Fprintf(&modes, "chmod %o %s || exit 1\n", h.Mode, script.Quote("./"+h.Name))
 		}
 	}
@@ -167,9 +206,26 @@ func (t *treeWriter) writeError(err error) error {
 // tree walks the whole tree.
 func (t *treeWriter) tree(src Source) error {
 	t.root = src
+	if t.opt.Prefix != "" || t.opt.Follow {
+		fi, err := src.lstat(".")
+		if err != nil {
+			return fail(ErrSource, "", "", err)
+		}
+		t.above = append(t.above, fi)
+		if t.opt.Prefix != "" {
+			if err := t.directory(t.newHeader(tar.TypeDir, "", fi)); err != nil {
+				return err
+			}
+		}
+	}
 	if err := t.dir(src, ""); err != nil {
 		return err
 	}
+	return t.metAll()
+}
+
+// metAll makes sure that every file that was sent by itself was met again.
+func (t *treeWriter) metAll() error {
 	if t.met < len(t.apart) {
 		return fail(ErrChanged, t.apart[t.met].name, "it vanished", nil)
 	}
@@ -204,6 +260,26 @@ func (t *treeWriter) entry(src Source, base, name string) error {
 		t.sum.Skip(name, ReasonReserved)
 		return nil
 	}
+	if t.opt.MaxName > 0 && len(t.opt.Prefix)+len(name) > t.opt.MaxName {
+		return failf(ErrLimit, name, "its path has more than %d bytes", t.opt.MaxName)
+	}
+	if t.opt.Follow && fi.Mode()&fs.ModeSymlink != 0 {
+		at, real, err := src.follow(base)
+		if err != nil {
+			return fail(ErrSource, name, "a link that leads nowhere", err)
+		}
+		defer at.Close()
+		if fi, err = at.lstat(real); err != nil {
+			return fail(ErrSource, name, "a link that leads nowhere", err)
+		}
+		if t.opt.Exclude.Match(name, fi.IsDir()) {
+			return nil
+		}
+		src, base = at, real
+	}
+	if t.looks != nil {
+		fmt.Fprintf(t.looks, "%q %v %d %d\n", name, fi.Mode(), fi.Size(), fi.ModTime().UnixNano())
+	}
 	switch mode := fi.Mode(); {
 	case mode.IsRegular():
 		return t.file(src, base, name, fi)
@@ -224,17 +300,22 @@ func (t *treeWriter) entry(src Source, base, name string) error {
 }
 
 func (t *treeWriter) subdir(src Source, base, name string, fi fs.FileInfo) error {
-	h := newHeader(tar.TypeDir, name+"/", fi)
-	if t.opt.RepeatDirs && t.tw != nil {
-		t.dirs = append(t.dirs, h)
-		first := *h
-		first.Mode |= 0o700
-		h = &first
+	if t.opt.Follow {
+		for _, dir := range t.above {
+			if os.SameFile(dir, fi) {
+				return fail(ErrSource, name, "a link to a directory that it lies in", nil)
+			}
+		}
+		t.above = append(t.above, fi)
+		defer func() { t.above = t.above[:len(t.above)-1] }()
 	}
-	if err := t.header(h); err != nil {
+	t.noted(name, fi, false)
+	if err := t.directory(t.newHeader(tar.TypeDir, name+"/", fi)); err != nil {
 		return err
 	}
-	t.done(0)
+	if t.have == nil || !t.have(name) {
+		t.done(0)
+	}
 	sub, err := src.sub(base)
 	if err != nil {
 		return sourceError(name, err)
@@ -246,6 +327,24 @@ func (t *treeWriter) subdir(src Source, base, name string, fi fs.FileInfo) error
 	return t.dir(sub, name)
 }
 
+// directory writes the header of a directory, and remembers it if it is to be repeated.
+func (t *treeWriter) directory(h *tar.Header) error {
+	if t.opt.RepeatDirs && t.tw != nil {
+		t.dirs = append(t.dirs, h)
+		first := *h
+		first.Mode |= 0o700
+		h = &first
+	}
+	return t.header(h)
+}
+
+// noted tells a walk's observer of an entry that is going to be sent.
+func (t *treeWriter) noted(name string, fi fs.FileInfo, several bool) {
+	if t.note != nil {
+		t.note(name, fi, several)
+	}
+}
+
 func (t *treeWriter) symlink(src Source, base, name string, fi fs.FileInfo) error {
 	target, err := src.readlink(base)
 	if errors.Is(err, fs.ErrInvalid) || errors.Is(err, errors.ErrUnsupported) {
@@ -255,7 +354,11 @@ func (t *treeWriter) symlink(src Source, base, name string, fi fs.FileInfo) erro
 	if err != nil {
 		return sourceError(name, err)
 	}
-	h := newHeader(tar.TypeSymlink, name, fi)
+	t.noted(name, fi, false)
+	if t.have != nil && t.have(name) {
+		return nil
+	}
+	h := t.newHeader(tar.TypeSymlink, name, fi)
 	h.Mode = 0o777
 	h.Linkname = target
 	if windows {
@@ -269,10 +372,12 @@ func (t *treeWriter) symlink(src Source, base, name string, fi fs.FileInfo) erro
 }
 
 func (t *treeWriter) file(src Source, base, name string, fi fs.FileInfo) error {
-	if id, ok := linkID(fi); ok {
+	id, several := linkID(fi)
+	t.noted(name, fi, several)
+	if several {
 		if first, ok := t.links[id]; ok {
-			h := newHeader(tar.TypeLink, name, fi)
-			h.Linkname = first
+			h := t.newHeader(tar.TypeLink, name, fi)
+			h.Linkname = t.opt.Prefix + first
 			if err := t.header(h); err != nil {
 				return err
 			}
@@ -281,9 +386,16 @@ func (t *treeWriter) file(src Source, base, name string, fi fs.FileInfo) error {
 		}
 		t.links[id] = name
 	}
+	if t.have != nil && t.have(name) {
+		return nil
+	}
 	if t.tw == nil {
 		if t.found != nil && fi.Size() >= LargeFile {
-			*t.found = append(*t.found, large{name, fi, func() (fs.File, error) { return t.root.open(name) }})
+			reopen := func() (fs.File, error) { return t.root.open(name) }
+			if t.opt.Follow {
+				reopen = src.reopen(base)
+			}
+			*t.found = append(*t.found, large{name, fi, fileMode(fi, t.opt), reopen})
 		}
 		t.done(fi.Size())
 		return nil
@@ -309,7 +421,7 @@ func (t *treeWriter) file(src Source, base, name string, fi fs.FileInfo) error {
 
 // content writes one regular file.
 func (t *treeWriter) content(f fs.File, fi fs.FileInfo, name string) error {
-	h := newHeader(tar.TypeReg, name, fi)
+	h := t.newHeader(tar.TypeReg, name, fi)
 	h.Size = fi.Size()
 	h.Mode = int64(fileMode(fi, t.opt))
 	if err := t.header(h); err != nil {
@@ -389,14 +501,21 @@ func (t *treeWriter) progress() {
 }
 
 // newHeader describes an entry, without its owner.
-func newHeader(kind byte, name string, fi fs.FileInfo) *tar.Header {
-	return &tar.Header{Typeflag: kind, Name: name, Mode: int64(permissions(fi)), ModTime: wholeSecond(fi.ModTime()), Format: tar.FormatGNU}
+func (t *treeWriter) newHeader(kind byte, name string, fi fs.FileInfo) *tar.Header {
+	at := wholeSecond(fi.ModTime())
+	if t.opt.timeless {
+		at = time.Unix(0, 0)
+	}
+	return &tar.Header{Typeflag: kind, Name: t.opt.Prefix + name, Mode: int64(permissions(fi, t.opt)), ModTime: at, Format: tar.FormatGNU}
 }
 
-func permissions(fi fs.FileInfo) fs.FileMode {
+func permissions(fi fs.FileInfo, opt WriteOptions) fs.FileMode {
 	perm := fi.Mode().Perm()
 	if windows {
 		perm &^= 0o022 // Windows reports write permission for all
+	}
+	if opt.ReadOnly {
+		perm &^= 0o222
 	}
 	return perm
 }
@@ -406,7 +525,7 @@ func fileMode(fi fs.FileInfo, opt WriteOptions) fs.FileMode {
 	if opt.Mode != 0 {
 		return opt.Mode.Perm()
 	}
-	return permissions(fi)
+	return permissions(fi, opt)
 }
 
 // wholeSecond rounds down: the GNU format has no fractions, and a time rounded up could lie in the future.

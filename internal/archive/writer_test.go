@@ -252,7 +252,7 @@ func TestWalkPredictsTheSummary(t *testing.T) {
 		t.Fatal(err)
 	}
 	opt := WriteOptions{Exclude: exclude}
-	load, err := LoadTree(context.Background(), dir, opt)
+	load, err := LoadTree(context.Background(), open(t, dir), opt)
 	if err != nil {
 		t.Fatal(err)
 	}

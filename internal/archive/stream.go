@@ -1,0 +1,263 @@
+package archive
+
+import (
+	"archive/tar"
+	"errors"
+	"hash/maphash"
+	"io"
+	"io/fs"
+	"path"
+	"strings"
+	"time"
+)
+
+// nameKey stands for a name. Nobody can choose names that have the same one, since the seeds are the process's own.
+type nameKey [2]uint64
+
+var nameSeeds = [2]maphash.Seed{maphash.MakeSeed(), maphash.MakeSeed()}
+
+func keyOf(name string) nameKey {
+	return nameKey{maphash.String(nameSeeds[0], name), maphash.String(nameSeeds[1], name)}
+}
+
+// stream passes on the entries of a tar stream that nobody vouches for. It holds a small record of each.
+//
+// A name must lie in the tree. What a member passes through must be a directory, never a link; a directory is never
+// replaced by something else, nor something else by a directory. A hard link's target must be an earlier file of the
+// stream. Symbolic links are passed on as they are, or not, as opt.Links says, and nothing is ever written through them.
+// Missing parents get mode 0755. Devices and FIFOs are left out and listed, set-id and sticky bits are dropped.
+func (t *treeWriter) stream(r io.Reader, limits ExtractOptions) error {
+	if t.opt.MaxName > 0 {
+		limits.MaxName = t.opt.MaxName
+	}
+	if limits.MaxDepth == 0 {
+		limits.MaxDepth = limits.withDefaults().MaxName // nothing is open for a level
+	}
+	limits = limits.withDefaults()
+	var seen Summary
+	s := &streamed{t: t, m: newMembers(t.ctx, r, limits, &seen), limits: limits, kinds: map[nameKey]byte{}}
+	for {
+		h, name, err := s.m.next()
+		if err == io.EOF {
+			return nil
+		}
+		if err == nil {
+			err = s.member(h, name)
+		}
+		if err != nil {
+			return streamError(err)
+		}
+	}
+}
+
+// streamError blames the caller's stream for what is wrong with it.
+func streamError(err error) error {
+	var e *Error
+	if errors.As(err, &e) && (e.Kind == ErrCorrupt || e.Kind == ErrRead) {
+		blamed := *e
+		if blamed.Detail == "" {
+			blamed.Detail = e.Kind.Error()
+		} else {
+			blamed.Detail = e.Kind.Error() + ": " + e.Detail
+		}
+		blamed.Kind = ErrSource
+		return &blamed
+	}
+	return err
+}
+
+// streamed is a tar stream that is being passed on.
+type streamed struct {
+	t       *treeWriter
+	m       *members
+	limits  ExtractOptions
+	kinds   map[nameKey]byte // what is there under a name: tar.TypeDir, TypeReg or TypeSymlink
+	last    string           // the directory that was entered last
+	content int64            // promised by headers so far
+}
+
+func (s *streamed) member(h *tar.Header, name string) error {
+	isDir := h.Typeflag == tar.TypeDir
+	switch {
+	case name == "" && !isDir:
+		return fail(ErrUnsafe, h.Name, "it would replace the destination itself", nil)
+	case name == "": // the destination's mode is not the stream's to set
+		return nil
+	case s.t.opt.Exclude.MatchBelow(name, isDir):
+		return nil
+	case s.reserved(name):
+		s.t.sum.Skip(name, ReasonReserved)
+		return nil
+	}
+	dir, _ := split(name)
+	switch h.Typeflag {
+	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
+		if h.Size < 0 || h.Size > s.limits.MaxBytes-s.content {
+			return failf(ErrLimit, name, "more than %d bytes of content", s.limits.MaxBytes)
+		}
+		s.content += h.Size
+		if err := s.place(name, dir, tar.TypeReg); err != nil {
+			return err
+		}
+		return s.file(h, name)
+	case tar.TypeDir:
+		return s.directory(h, name, dir)
+	case tar.TypeSymlink:
+		kept := s.t.opt.Links == LinksKeepAbsolute && len(h.Linkname) <= 4096 && strings.HasPrefix(h.Linkname, "/")
+		if !kept && !checkTarget(dir, h.Linkname) {
+			return s.unsafeLink(name, "a link out of the tree")
+		}
+		if err := s.place(name, dir, tar.TypeSymlink); err != nil {
+			return err
+		}
+		return s.link(h, name, h.Linkname)
+	case tar.TypeLink:
+		target, err := s.m.name(h.Linkname)
+		if err != nil || target == name || s.kinds[keyOf(target)] != tar.TypeReg {
+			return s.unsafeLink(name, "a hard link to something that is not an earlier file of the stream")
+		}
+		if err := s.place(name, dir, tar.TypeReg); err != nil {
+			return err
+		}
+		return s.link(h, name, s.t.opt.Prefix+target)
+	case tar.TypeFifo:
+		s.t.sum.Skip(name, ReasonFIFO)
+	case tar.TypeChar, tar.TypeBlock:
+		s.t.sum.Skip(name, ReasonDevice)
+	default:
+		s.t.sum.Skip(name, ReasonUnknown)
+	}
+	return nil
+}
+
+// reserved reports whether the entry, or a directory above it, has a name of the library's own.
+func (s *streamed) reserved(name string) bool {
+	if s.t.opt.Reserved == nil {
+		return false
+	}
+	for i := range len(name) {
+		if name[i] == '/' && s.t.opt.Reserved(name[:i]) {
+			return true
+		}
+	}
+	return s.t.opt.Reserved(name)
+}
+
+func (s *streamed) unsafeLink(name, detail string) error {
+	if s.t.opt.Links == LinksOmit {
+		s.t.sum.Skip(name, ReasonLink)
+		return nil
+	}
+	return fail(ErrUnsafe, name, detail, nil)
+}
+
+// enter makes sure that a directory is one, and that the archive has it.
+func (s *streamed) enter(dir string) error {
+	if dir == "" || dir == s.last {
+		return nil
+	}
+	for i := range len(dir) + 1 {
+		if i < len(dir) && dir[i] != '/' {
+			continue
+		}
+		key := keyOf(dir[:i])
+		switch s.kinds[key] {
+		case tar.TypeDir:
+		case 0:
+			s.kinds[key] = tar.TypeDir
+			h := s.header(&tar.Header{Typeflag: tar.TypeDir, Mode: 0o755, ModTime: time.Now()}, dir[:i]+"/")
+			if err := s.t.directory(h); err != nil {
+				return err
+			}
+		default:
+			return fail(ErrUnsafe, dir[:i], "a member would be written through something that is not a directory", nil)
+		}
+	}
+	s.last = dir
+	return nil
+}
+
+// place notes an entry that is not a directory.
+func (s *streamed) place(name, dir string, kind byte) error {
+	if err := s.enter(dir); err != nil {
+		return err
+	}
+	key := keyOf(name)
+	if s.kinds[key] == tar.TypeDir {
+		return fail(ErrUnsafe, name, "it would replace a directory of the archive", nil)
+	}
+	s.kinds[key] = kind
+	return nil
+}
+
+func (s *streamed) directory(h *tar.Header, name, dir string) error {
+	if err := s.enter(dir); err != nil {
+		return err
+	}
+	key := keyOf(name)
+	if kind := s.kinds[key]; kind != 0 && kind != tar.TypeDir {
+		return fail(ErrUnsafe, name, "a directory of the name of an earlier member", nil)
+	}
+	s.kinds[key] = tar.TypeDir
+	if err := s.t.directory(s.header(h, name+"/")); err != nil {
+		return err
+	}
+	s.t.done(0)
+	return nil
+}
+
+// link writes a symbolic or hard link.
+func (s *streamed) link(h *tar.Header, name, target string) error {
+	link := s.header(h, name)
+	link.Linkname = target
+	if err := s.t.header(link); err != nil {
+		return err
+	}
+	s.t.done(0)
+	return nil
+}
+
+func (s *streamed) file(h *tar.Header, name string) error {
+	file := s.header(h, name)
+	file.Typeflag, file.Size = tar.TypeReg, h.Size
+	if err := s.t.header(file); err != nil {
+		return err
+	}
+	for left := h.Size; left > 0; {
+		chunk := s.t.buf[:min(left, int64(len(s.t.buf)))]
+		if _, err := io.ReadFull(s.m.tr, chunk); err != nil {
+			return s.m.readError(err, name)
+		}
+		if _, err := s.t.tw.Write(chunk); err != nil {
+			return s.t.writeError(err)
+		}
+		left -= int64(len(chunk))
+		s.t.sum.Bytes += int64(len(chunk))
+		if left > 0 {
+			s.t.progress()
+		}
+	}
+	s.t.done(0)
+	return nil
+}
+
+// header takes over what a member may decide: permission bits and time.
+func (s *streamed) header(h *tar.Header, name string) *tar.Header {
+	at := time.Unix(0, 0)
+	if sensibleTime(h.ModTime) {
+		at = wholeSecond(h.ModTime)
+	}
+	mode := fs.FileMode(h.Mode).Perm()
+	if h.Typeflag == tar.TypeSymlink {
+		mode = 0o777
+	}
+	return &tar.Header{Typeflag: h.Typeflag, Name: s.t.opt.Prefix + name, Mode: int64(mode), ModTime: at, Format: tar.FormatGNU}
+}
+
+// Reserved returns a function for [WriteOptions.Reserved]: it reserves one path of the tree, "" for none, and the names
+// of the library's own scratch everywhere.
+func Reserved(own string) func(name string) bool {
+	return func(name string) bool {
+		return name == own && own != "" || strings.HasPrefix(path.Base(name), StagePrefix)
+	}
+}
