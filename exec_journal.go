@@ -136,7 +136,7 @@ func (r *journalRun) attach(life context.Context) error {
 	}
 	r.followed = true
 	err = r.take(life, frame, wait)
-	if r.out.beyond() || r.errs.beyond() {
+	if r.out.done() && r.out.beyond() || r.errs.done() && r.errs.beyond() {
 		return r.beyond()
 	}
 	r.begin()

@@ -18,6 +18,7 @@ type journalStream struct {
 	end    stream.End   // which all that is read of the file goes through
 	at     atomic.Int64 // what was read of the file, or [script.Done]
 	cut    bool         // the sandbox had no room for all of it
+	gone   bool         // the file is
 }
 
 // newJournalStream returns a stream of which the first from bytes were delivered before. As much as the end mark takes is
@@ -32,8 +33,8 @@ func newJournalStream(o *output, j script.Journal, suffix string, from int64) *j
 // done reports that nothing more is wanted of the file.
 func (s *journalStream) done() bool { return s.at.Load() == script.Done }
 
-// beyond reports that the stream ended before the offset from which it was to be delivered.
-func (s *journalStream) beyond() bool { return s.end.Found() && s.output.skip > 0 }
+// beyond reports that the stream does not reach to the offset from which it was to be delivered.
+func (s *journalStream) beyond() bool { return s.output.skip > 0 && !s.cut && !s.gone }
 
 // complete reports that the exit is recorded, and all that the command wrote up to it delivered: both end marks were met.
 func (r *journalRun) complete() bool {
@@ -86,7 +87,7 @@ func (r *journalRun) takeStream(ctx context.Context, s *journalStream, p script.
 
 // piece delivers the piece of a stream's file that begins at from, and takes in what else the frame says of the stream.
 func (r *journalRun) piece(s *journalStream, p script.Piece, from int64) error {
-	s.cut = s.cut || p.Cut
+	s.cut, s.gone = s.cut || p.Cut, s.gone || p.Gone
 	if s.done() {
 		return nil
 	}

@@ -268,3 +268,95 @@ func TestE5AStopNeedsNoRecord(t *testing.T) {
 	}
 	wantDead(t, alive)
 }
+
+// TestE2WhatComesAfterTheEndIsNotOutput: children in the background neither hold up the result nor die, and what they write
+// is not part of it.
+func TestE2WhatComesAfterTheEndIsNotOutput(t *testing.T) {
+	_, l := execRig(t, TransportJournal)
+	lived := filepath.Join(t.TempDir(), "lived")
+	began := time.Now()
+	script := "(sleep 2; echo late; echo late >&2; : >" + lived + ") & echo now; echo now >&2; exit 3"
+	mustRun(t, l, Command{Script: script, Profiles: ProfilesNone}, finished(3, "now\n", "now\n"))
+	if _, err := os.Stat(lived); err == nil && time.Since(began) < 2*time.Second {
+		t.Error("the child was not in the background")
+	}
+	eventually(t, "the child survives its output's end", func() bool { _, err := os.Stat(lived); return err == nil })
+}
+
+func TestE3AStreamWithoutItsEndIsNotComplete(t *testing.T) {
+	_, l := execRig(t, TransportJournal)
+	got, _ := runFails(t, t.Context(), l, Command{Script: "echo x; rm $TMPDIR/.leasehold-*/*.o; exit 3"}, KindUncertain, DispatchedYes)
+	if !got.Exited || got.ExitCode != 3 || got.Complete {
+		t.Errorf("got %+v, want exit 3 and no complete output", got)
+	}
+}
+
+// TestE5WhatTheRecordBecomesDoesNotHoldUpRun: nobody waits at a FIFO, or reads a directory.
+func TestE5WhatTheRecordBecomesDoesNotHoldUpRun(t *testing.T) {
+	for name, change := range map[string]string{"FIFO": "mkfifo", "directory": "mkdir"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			_, l := execRig(t, TransportJournal)
+			alive := filepath.Join(t.TempDir(), "alive")
+			script := "echo $$ >" + alive + "; sleep 0.3; for f in $TMPDIR/.leasehold-*/*.o; do f=${f%.o}; rm $f; " + change + " $f; done; sleep 60"
+			got, _ := runFails(t, t.Context(), l, Command{Script: script, Timeout: 20 * time.Second}, KindUncertain, DispatchedYes)
+			if got.Exited || !got.StopConfirmed {
+				t.Errorf("got %+v, want no exit and a confirmed stop", got)
+			}
+			wantDead(t, alive)
+		})
+	}
+}
+
+// TestE1ARefusalInPlaceOfTheReplyIsSettledFirst: the command ran, whatever something on the way says.
+func TestE1ARefusalInPlaceOfTheReplyIsSettledFirst(t *testing.T) {
+	for _, status := range []int{401, 403, 429, 500, 503} {
+		t.Run(fmt.Sprint(status), func(t *testing.T) {
+			t.Parallel()
+			r, l := execRig(t, TransportJournal)
+			r.server.SetFaults(emulator.Fault{Path: "/toolbox/*/process/execute", Action: emulator.StatusAfter, Status: status})
+			c := newCounter(t)
+			mustRun(t, l, Command{Script: c.script()}, finished(3, "ran\n", ""))
+			c.want(t, 1)
+			r.wantHits(t)
+		})
+	}
+}
+
+// TestE1ARemovedDirectoryProvesNothing: the reply is lost, and the record with all others gone, when the command is settled.
+func TestE1ARemovedDirectoryProvesNothing(t *testing.T) {
+	for name, before := range map[string]int{"first command": 0, "later command": 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			r, l := execRig(t, TransportJournal)
+			for range before {
+				mustRun(t, l, Command{Args: []string{"true"}}, finished(0, "", ""))
+			}
+			r.server.SetFaults(emulator.Fault{Path: "/toolbox/*/process/execute", Action: emulator.DropAfter})
+			c := newCounter(t)
+			runFails(t, t.Context(), l, Command{Script: "rm -rf $TMPDIR/.leasehold-*; " + c.script(), Timeout: time.Minute}, KindUncertain, DispatchedUnknown)
+			c.want(t, 1)
+			r.wantHits(t)
+		})
+	}
+}
+
+func TestAttachBeyondTheEnd(t *testing.T) {
+	_, l := execRig(t, TransportJournal)
+	for _, from := range []Offsets{{Stdout: 5}, {Stderr: 1}, {Stdout: 100}, {Stdout: -1}} {
+		p := started(t, t.Context(), l, Command{Script: "echo out; " + "sleep 1"})
+		ref := p.Ref()
+		p.Detach()
+		_, _ = p.Wait()
+		q, err := l.Executor().Attach(t.Context(), ref, Attachment{From: from})
+		if err == nil {
+			_, err = q.Wait()
+		}
+		wantError(t, err, KindInvalid)
+		if q, err = l.Executor().Attach(t.Context(), ref, Attachment{From: Offsets{Stdout: 4}}); err != nil {
+			t.Errorf("Attach() at the end = %v", err)
+		} else if got, err := q.Wait(); err != nil || got.StdoutSize != 0 || !got.Complete {
+			t.Errorf("Wait() = %+v, %v; want the exit and no output", got, err)
+		}
+	}
+}

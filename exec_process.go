@@ -48,7 +48,7 @@ type Offsets struct {
 
 // Attachment says what [Executor.Attach] does with the output. The zero value captures it from its beginning.
 type Attachment struct {
-	From           Offsets   // where the output begins: what an earlier host delivered is not delivered again
+	From           Offsets   // where the output begins, not beyond its end: what an earlier host delivered is left out
 	Stdout, Stderr io.Writer // as in [Command]
 	CaptureLimit   int64     // as in [Command]
 }
@@ -164,6 +164,9 @@ func (p *Process) Kill(ctx context.Context) error {
 
 // Detach ends the observation and leaves the command alone: Wait returns what is known by then, with [ErrCanceled]. A host
 // that is about to restart does so, and attaches again later.
+//
+// What is left of Command.Stdin by then never arrives, and neither does its end: a command that reads on waits until it is
+// stopped. Result.StdinSize says how far it got.
 func (p *Process) Detach() { p.x.abort(errDetached) }
 
 // Ref returns what [Executor.Attach] needs, in another process too.
