@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/leasehold-go/leasehold/internal/emulator"
 )
@@ -31,7 +32,7 @@ func tenants(t *testing.T, cfg Config) (home *rig, with func(key string) *rig) {
 func (r *rig) lostCreation(t *testing.T) CleanupEnvelope {
 	t.Helper()
 	timeout, callTimeout := r.cfg.Timeout, r.cfg.CallTimeout
-	r.cfg.Timeout, r.cfg.CallTimeout = 1200e6, 300e6
+	r.cfg.Timeout, r.cfg.CallTimeout = 1200*time.Millisecond, 300*time.Millisecond
 	defer func() { r.cfg.Timeout, r.cfg.CallTimeout = timeout, callTimeout }()
 	r.server.SetFaults(
 		emulator.Fault{Method: "POST", Path: "/api/sandbox", Action: emulator.DropAfter},
@@ -49,6 +50,7 @@ func (r *rig) lostCreation(t *testing.T) CleanupEnvelope {
 // TestAccountIsAttestedOnceForRecords: the first acquisition asks, the later ones know, and a record made before a reply
 // came names the organisation if the API could tell it.
 func TestAccountIsAttestedOnceForRecords(t *testing.T) {
+	t.Parallel()
 	r, with := tenants(t, Config{})
 	if e := r.lostCreation(t); e.Account != "" || e.Credential != r.account.credential {
 		t.Errorf("envelope in an empty organisation: account %q, want none: nothing could attest it", e.Account)
@@ -72,6 +74,7 @@ func TestAccountIsAttestedOnceForRecords(t *testing.T) {
 // TestRotatedKeyOwnsWhatItsOrganisationOwns: leases and envelopes survive a rotation, and not-found is proof for them
 // where the organisation can be attested.
 func TestRotatedKeyOwnsWhatItsOrganisationOwns(t *testing.T) {
+	t.Parallel()
 	old, with := tenants(t, Config{Reuse: true})
 	keep := old.acquired(t).Ref() // by which the organisation can be attested
 	ref := old.acquired(t).Ref()
@@ -102,6 +105,7 @@ func TestRotatedKeyOwnsWhatItsOrganisationOwns(t *testing.T) {
 
 // TestForeignKeyOwnsNothing: whatever it is given, it is told so, and touches nothing.
 func TestForeignKeyOwnsNothing(t *testing.T) {
+	t.Parallel()
 	for _, tt := range []struct {
 		name    string
 		attests bool // the foreign organisation has a sandbox, by which it can be attested

@@ -137,19 +137,21 @@ func TestL2UncertainCreation(t *testing.T) {
 	})
 
 	t.Run("seen only later", func(t *testing.T) {
-		r := newRig(t, Config{Timeout: 2 * time.Second, CallTimeout: time.Second}, emulator.Options{})
-		r.server.SetFaults(
-			emulator.Fault{Method: "POST", Path: "/api/sandbox", Action: emulator.DropAfter},
-			emulator.Fault{Method: "GET", Path: "/api/sandbox/*", Count: -1, Action: emulator.StatusBefore, Status: 503},
-		)
-		_, err := r.Acquire(t.Context(), request())
-		e := wantError(t, err, KindUncertain)
-		r.wantHits(t)
-		r.server.SetFaults()
-		if receipt := r.settle(t, e.Cleanup); receipt.State != ReceiptDestroyed {
-			t.Errorf("receipt = %+v, want destroyed", receipt)
-		}
-		r.wantSandboxes(t, 0)
+		synctest.Test(t, func(t *testing.T) {
+			r := newRig(t, Config{}, emulator.Options{InMemory: true})
+			r.server.SetFaults(
+				emulator.Fault{Method: "POST", Path: "/api/sandbox", Action: emulator.DropAfter},
+				emulator.Fault{Method: "GET", Path: "/api/sandbox/*", Count: -1, Action: emulator.StatusBefore, Status: 503},
+			)
+			_, err := r.Acquire(t.Context(), request())
+			e := wantError(t, err, KindUncertain)
+			r.wantHits(t)
+			r.server.SetFaults()
+			if receipt := r.settle(t, e.Cleanup); receipt.State != ReceiptDestroyed {
+				t.Errorf("receipt = %+v, want destroyed", receipt)
+			}
+			r.wantSandboxes(t, 0)
+		})
 	})
 }
 
@@ -235,7 +237,12 @@ func TestL7SetUpFailureIsCompensated(t *testing.T) {
 
 // TestL7CompensationThatFailsKeepsTheEnvelope.
 func TestL7CompensationThatFailsKeepsTheEnvelope(t *testing.T) {
-	r := newRig(t, Config{Workspace: "/proc/nowhere/work", Timeout: 3 * time.Second}, emulator.Options{Faults: []emulator.Fault{
+	synctest.Test(t, compensationThatFails)
+}
+
+func compensationThatFails(t *testing.T) {
+	r := newRig(t, Config{}, emulator.Options{InMemory: true, Toolbox: http.HandlerFunc((&world{}).toolbox), Faults: []emulator.Fault{
+		{Method: "POST", Path: "/toolbox/**", Count: -1, Action: emulator.StatusBefore, Status: 400, Body: `{"statusCode":400,"message":"secret words","code":"BAD_REQUEST","timestamp":"2026-01-01T00:00:00Z","path":"/process/execute","method":"POST"}`},
 		{Method: "DELETE", Path: "/api/sandbox/*", Count: -1, Action: emulator.StatusBefore, Status: 500, Body: structured(500, "secret words")},
 	}})
 	_, err := r.Acquire(t.Context(), request())

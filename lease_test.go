@@ -25,14 +25,14 @@ func TestRequestsOfAHealthyLife(t *testing.T) {
 		execute = "POST /toolbox/*/process/execute"
 	)
 	r := newRig(t, Config{Reuse: true}, emulator.Options{Timing: emulator.Timing{Stop: -1, Start: -1, Destroy: -1, Create: -1}})
-	l, err := r.Acquire(t.Context(), request())
-	if err != nil {
+	if _, err := r.Acquire(t.Context(), request()); err != nil {
 		t.Fatal(err)
 	}
 	r.wantRequests(t, list, create, get, execute) // the list once only: it attests the account
 
 	r.server.ResetRequests()
-	if l, err = r.Acquire(t.Context(), request()); err != nil {
+	l, err := r.Acquire(t.Context(), request())
+	if err != nil {
 		t.Fatal(err)
 	}
 	r.wantRequests(t, create, get, execute)
