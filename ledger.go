@@ -243,6 +243,8 @@ func (g *ledger) settle(ctx context.Context, attempt string) {
 	_, held := g.claims[attempt]
 	g.mu.Unlock()
 	if held {
+		ctx, cancel := g.detached(ctx)
+		defer cancel()
 		g.pay(ctx, attempt, debt{removed: true})
 	} else {
 		g.owe(attempt, debt{removed: true})
@@ -258,8 +260,16 @@ func (g *ledger) leave(ctx context.Context, attempt string) {
 	claim, held := g.claims[attempt]
 	g.mu.Unlock()
 	if held {
+		ctx, cancel := g.detached(ctx)
+		defer cancel()
 		g.pay(ctx, attempt, debt{record: claim.Record})
 	}
+}
+
+// detached returns a bounded context that does not end with an operation: that its budget has ended, or its provider is
+// being closed, is no reason to keep a record from others.
+func (g *ledger) detached(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), g.timeout)
 }
 
 // pay tells the store, once it can be reached, that we are done with a record.

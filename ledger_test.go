@@ -370,6 +370,88 @@ func TestLeasesAreTakenOver(t *testing.T) {
 	})
 }
 
+// TestCleanupWithAStore: an envelope's cleanup takes its record over from the dead, and not from a sweep at work.
+func TestCleanupWithAStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{Store: newMemoryStore()})
+		w.server.SetFaults(
+			emulator.Fault{Method: "POST", Path: "/toolbox/**", Action: emulator.StatusBefore, Status: 400, Body: structured(400, "no"), Count: -1},
+			emulator.Fault{Method: "DELETE", Path: "/api/sandbox/*", Action: emulator.StatusBefore, Status: 403, Body: structured(403, "Forbidden"), Count: -1},
+		)
+		_, err := w.Acquire(t.Context(), request())
+		var e *Error
+		if !errors.As(err, &e) || e.Cleanup == nil || e.Cleanup.Observed == "" {
+			t.Fatalf("Acquire() = %v, want an envelope with an id", err)
+		}
+		if r := one(t, w.cfg.Store); r.State != StateEnding || r.Envelope.Observed != e.Cleanup.Observed || r.Envelope.Phase != e.Phase {
+			t.Errorf("the store holds %+v, want the envelope %+v, ending", r, *e.Cleanup)
+		}
+		w.server.SetFaults()
+		if err := w.cfg.Store.Renew(t.Context(), "sweeper", time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		claims, err := w.cfg.Store.ClaimDue(t.Context(), "sweeper", 10)
+		if err != nil || len(claims) != 1 {
+			t.Fatalf("ClaimDue() = %v, %v, want what the acquisition left", claims, err)
+		}
+		_, err = w.Cleanup(t.Context(), *e.Cleanup)
+		if e := wantError(t, err, KindConflict); e.Dispatched != DispatchedNo || !e.Retryable {
+			t.Errorf("Cleanup() beside a sweep = %+v, want not dispatched, retryable", e)
+		}
+		if err := w.cfg.Store.Renew(t.Context(), "sweeper", 0); err != nil {
+			t.Fatal(err)
+		}
+		if receipt := w.settle(t, e.Cleanup); receipt.State != ReceiptDestroyed {
+			t.Errorf("Cleanup() = %+v, want destroyed", receipt)
+		}
+		wantRecords(t, w.cfg.Store, 0)
+	})
+}
+
+// TestL5ResumeWithAStore: what resume finds decides about the record: a sandbox that is gone has none, one that is of no
+// use any more is left to the sweep, and one that perhaps is stays the host's.
+func TestL5ResumeWithAStore(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		spoil func(w *world, id string)
+		want  Kind
+		alive bool // the record is there, and the host holds it
+		swept SweepReport
+	}{
+		{name: "deleted", spoil: func(w *world, id string) {
+			w.server.SetFaults(emulator.Fault{Method: "GET", Path: "/api/sandbox/" + id, Action: emulator.StatusBefore, Status: 404, Body: structured(404, "Sandbox with ID or name x not found"), Count: -1})
+		}, want: KindGone},
+		{name: "another workspace", spoil: func(w *world, _ string) { w.content = "{}" }, want: KindGone, swept: SweepReport{Destroyed: 1}},
+		{name: "an outage", spoil: func(w *world, id string) {
+			w.server.SetFaults(emulator.Fault{Method: "GET", Path: "/api/sandbox/" + id, Action: emulator.StatusBefore, Status: 503, Count: -1})
+		}, want: KindUnavailable, alive: true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, Config{Store: newMemoryStore()})
+				l, err := w.Acquire(t.Context(), request())
+				if err != nil {
+					t.Fatal(err)
+				}
+				tt.spoil(w, l.Ref().Sandbox)
+				_, err = w.Resume(t.Context(), l.Ref())
+				wantError(t, err, tt.want)
+				w.server.SetFaults()
+				entries, err := w.cfg.Store.List(t.Context(), "", 10)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if held := len(entries) == 1 && entries[0].Alive; held != tt.alive {
+					t.Errorf("the store holds %+v, want it held by the host: %t", entries, tt.alive)
+				}
+				if got := sweep(t, sweeper(t, w.provider, SweeperOptions{})); got != tt.swept {
+					t.Errorf("Sweep() = %+v, want %+v", got, tt.swept)
+				}
+			})
+		})
+	}
+}
+
 // TestNoStoreNoGoroutine: without a store nothing renews.
 func TestNoStoreNoGoroutine(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

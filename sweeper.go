@@ -64,7 +64,7 @@ type SweepReport struct {
 	Deferred   int // an outage, or the end of the pass, came between; not counted as an attempt
 	Refused    int // another account's
 	Lost       int // taken over by another owner meanwhile
-	// RetryAfter is how long the provider wants to be left alone, if it ended the pass by saying so.
+	// RetryAfter is how long the provider wants to be left alone, if it ended the pass by saying so. At most an hour.
 	RetryAfter time.Duration
 }
 
@@ -147,7 +147,17 @@ func (s *Sweeper) Sweep(ctx context.Context) (report SweepReport, err error) {
 		s.p.log(mapped)
 		err = mapped
 	}
+	if pass.report != (SweepReport{}) {
+		pass.report.log(ctx, s.p.cfg.Logger)
+	}
 	return pass.report, err
+}
+
+func (r SweepReport) log(ctx context.Context, logger *slog.Logger) {
+	logger.LogAttrs(ctx, slog.LevelInfo, "leasehold: swept",
+		slog.Int("destroyed", r.Destroyed), slog.Int("stopped", r.Stopped), slog.Int("kept", r.Kept),
+		slog.Int("unresolved", r.Unresolved), slog.Int("failed", r.Failed), slog.Int("escalated", r.Escalated),
+		slog.Int("deferred", r.Deferred), slog.Int("refused", r.Refused), slog.Int("lost", r.Lost))
 }
 
 // sweepPass is one pass of a sweeper. It is an owner of its own, and ends as such with the pass: a claim whose answer was
@@ -413,7 +423,7 @@ func (s *sweepPass) failure(ctx context.Context, claim Claim, e *Error) {
 	if doublings := r.Failures - 1; doublings < 40 && s.options.BaseDelay<<doublings>>doublings == s.options.BaseDelay {
 		wait = min(wait, s.options.BaseDelay<<doublings)
 	}
-	_ = s.release(ctx, claim, max(jitter(wait), e.RetryAfter)) // else it is due when the pass ends, with the count it had
+	_ = s.release(ctx, claim, max(jitter(wait), min(e.RetryAfter, longestPause))) // else it is due when the pass ends, with the count it had
 	s.mu.Lock()
 	s.outages = 0
 	s.mu.Unlock()
@@ -437,15 +447,16 @@ func (s *sweepPass) escalates(failures int) bool {
 // outage gives a record back that nothing could be done about: that is no attempt. When the provider wants to be left
 // alone, or nothing but outages comes back, the pass ends.
 func (s *sweepPass) outage(ctx context.Context, claim Claim, e *Error) {
+	wish := min(e.RetryAfter, longestPause)
 	s.mu.Lock()
 	s.report.Deferred++
 	s.outages++
 	if e.Kind == KindRateLimited || s.outages > s.options.Concurrency {
 		s.down = true
-		s.report.RetryAfter = max(s.report.RetryAfter, e.RetryAfter)
+		s.report.RetryAfter = max(s.report.RetryAfter, wish)
 	}
 	s.mu.Unlock()
-	_ = s.release(ctx, claim, max(jitter(s.options.BaseDelay), e.RetryAfter))
+	_ = s.release(ctx, claim, max(jitter(s.options.BaseDelay), wish))
 }
 
 // giveUp gives a record back as it is, on a context of its own.

@@ -230,8 +230,8 @@ func TestSweepDuringOutages(t *testing.T) {
 		{name: "silence", fault: emulator.Fault{Action: emulator.SilentSocket, Bytes: -1}, tried: 2 * DefaultSweepConcurrency},
 		{
 			name:  "429",
-			fault: emulator.Fault{Action: emulator.StatusBefore, Status: 429, Header: http.Header{"Retry-After": {"7200"}}, Body: structured(429, "slow down")},
-			tried: DefaultSweepConcurrency, retry: 2 * time.Hour,
+			fault: emulator.Fault{Action: emulator.StatusBefore, Status: 429, Header: http.Header{"Retry-After": {"7200000"}}, Body: structured(429, "slow down")},
+			tried: DefaultSweepConcurrency, retry: time.Hour,
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -408,7 +408,7 @@ func TestSweepEndsCleanly(t *testing.T) {
 							}
 							ended, end := context.WithCancel(context.Background())
 							end()
-							go func() { _ = host.Close(ended) }()
+							_ = host.Close(ended)
 						})
 					}
 				})
