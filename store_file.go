@@ -66,6 +66,7 @@ func NewFileStore(dir string, options FileStoreOptions) (*FileStore, error) {
 type FileStore struct {
 	dir     string
 	options FileStoreOptions
+	onStep  func(step string)         // nil, but in tests: called after each step of a write
 	shards  [fileShards]chan struct{} // one token each: within this process, whoever may try for the shard's lock
 
 	mu       sync.Mutex
@@ -303,6 +304,7 @@ func (s *FileStore) grant(op string, lock *fileLock, e fileEntry, owner string) 
 	if err != nil {
 		return Claim{}, storeFault(op, err)
 	}
+	s.did("token")
 	e.Owner, e.Token, e.Due = owner, token, time.Now()
 	if err := s.save(e); err != nil {
 		return Claim{}, storeFault(op, err)
@@ -332,7 +334,9 @@ func (s *FileStore) write(ctx context.Context, op string, claim Claim, change fu
 		return fenced
 	}
 	if change == nil {
-		return storeFault(op, errors.Join(os.Remove(s.recordPath(attempt)), syncDir(s.dir)))
+		err := os.Remove(s.recordPath(attempt))
+		s.did("remove")
+		return storeFault(op, errors.Join(err, syncDir(s.dir)))
 	}
 	change(&e)
 	return storeFault(op, s.save(e))
@@ -365,9 +369,12 @@ func (s *FileStore) replace(path string, data []byte, flush bool) (err error) {
 			_ = os.Remove(f.Name())
 		}
 	}()
+	s.did("create")
 	_, err = f.Write(data)
+	s.did("write")
 	if err == nil && flush {
 		err = f.Sync()
+		s.did("flush")
 	}
 	if err := errors.Join(err, f.Close()); err != nil {
 		return err
@@ -375,10 +382,17 @@ func (s *FileStore) replace(path string, data []byte, flush bool) (err error) {
 	if err := os.Rename(f.Name(), path); err != nil {
 		return err
 	}
+	s.did("rename")
 	if flush {
 		return syncDir(dir)
 	}
 	return nil
+}
+
+func (s *FileStore) did(step string) {
+	if s.onStep != nil {
+		s.onStep(step)
+	}
 }
 
 // errUnreadable is why a file that is there is no record.
