@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -22,45 +23,86 @@ const (
 var errInput = errors.New("the command's input could not be read")
 
 // input reads a command's input ahead, by one chunk, from a goroutine that nobody has to wait for: a Read of the caller's
-// may never return.
+// may never return. Small pieces are taken together: each chunk costs a request.
 type input struct {
-	chunks chan []byte   // unbuffered; closed at the end
-	quit   chan struct{} // closed when nobody takes chunks any more
-	read   atomic.Int64  // bytes read from the caller's reader
-	err    error         // other than io.EOF; valid once chunks is closed
-	ahead  []byte        // taken from chunks, and not yet from here
-	ended  bool          // chunks is closed, and err is known
+	quit chan struct{} // closed when nobody takes anything any more
+	read atomic.Int64  // bytes read from the caller's reader
+	news chan struct{} // of capacity 1: something was read, or will never be
+	room chan struct{} // of capacity 1: something was taken
+
+	mu   sync.Mutex // guards the fields below
+	buf  []byte     // read, and not yet taken
+	done bool       // there is no more
+
+	err   error  // other than io.EOF; valid once ended
+	ahead []byte // taken, and not yet from here
+	ended bool   // all is taken
 }
 
 func newInput(r io.Reader) *input {
-	in := &input{chunks: make(chan []byte), quit: make(chan struct{})}
+	in := &input{quit: make(chan struct{}), news: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 	go func() {
-		defer close(in.chunks)
+		buf := make([]byte, script.MaxChunk)
 		for {
-			buf := make([]byte, script.MaxChunk)
-			n, err := r.Read(buf)
-			in.read.Add(int64(n))
-			if n > 0 {
+			n, err := r.Read(buf[:in.space()])
+			in.put(buf[:n], err)
+			for in.space() == 0 && err == nil {
 				select {
-				case in.chunks <- buf[:n]:
+				case <-in.room:
 				case <-in.quit:
 					return
 				}
-			}
-			if err != nil {
-				if err != io.EOF {
-					in.err = err
-				}
-				return
 			}
 			select {
 			case <-in.quit:
 				return
 			default:
 			}
+			if err != nil {
+				return
+			}
 		}
 	}()
 	return in
+}
+
+// space is how much more may be read.
+func (in *input) space() int {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return script.MaxChunk - len(in.buf)
+}
+
+// put adds what was read.
+func (in *input) put(p []byte, err error) {
+	in.read.Add(int64(len(p)))
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.buf = append(in.buf, p...)
+	if err != nil {
+		in.done = true
+		if err != io.EOF {
+			in.err = err
+		}
+	}
+	signal(in.news)
+}
+
+// take moves what was read to ahead.
+func (in *input) take() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.ahead, in.buf = append(in.ahead, in.buf...), in.buf[:0]
+	in.ended = in.done
+	signal(in.room)
+}
+
+// signal wakes who waits, now or soon.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
 }
 
 // peek reads ahead until the end, or more than limit, or until d is over.
@@ -69,8 +111,8 @@ func (in *input) peek(ctx context.Context, limit int, d time.Duration) error {
 	defer timer.Stop()
 	for !in.ended && len(in.ahead) <= limit {
 		select {
-		case chunk, ok := <-in.chunks:
-			in.ahead, in.ended = append(in.ahead, chunk...), !ok
+		case <-in.news:
+			in.take()
 		case <-timer.C:
 			return nil
 		case <-ctx.Done():
@@ -82,10 +124,11 @@ func (in *input) peek(ctx context.Context, limit int, d time.Duration) error {
 
 // next returns the next chunk, and whether it is the last.
 func (in *input) next(ctx context.Context) (chunk []byte, last bool, err error) {
-	if len(in.ahead) == 0 && !in.ended {
+	for len(in.ahead) == 0 && !in.ended {
 		select {
-		case chunk, ok := <-in.chunks:
-			in.ahead, in.ended = chunk, !ok
+		case <-in.news:
+			in.ahead = nil // who was given it may still hold it
+			in.take()
 		case <-ctx.Done():
 			return nil, false, ctxError(ctx)
 		}

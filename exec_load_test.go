@@ -2,8 +2,10 @@ package leasehold
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -145,6 +147,32 @@ func TestLoadAWriterThatFailsInTheMiddle(t *testing.T) {
 	})
 }
 
+// TestLoadAReaderThatNeverEnds: the command ends when it likes, and the reader is let go.
+func TestLoadAReaderThatNeverEnds(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		release := make(chan struct{})
+		defer close(release)
+		line := []byte(strings.Repeat("x", 63) + "\n")
+		read := 0
+		endless := readerFunc(func(p []byte) (int, error) {
+			if read > 8<<20 { // whoever takes so much takes everything
+				<-release
+				return 0, io.EOF
+			}
+			n := copy(p, line)
+			read += n
+			return n, nil
+		})
+		got, err := l.Executor().Run(ctx, Command{Script: "head -c 100000 | wc -c | tr -d ' '; exit 3", Stdin: endless}.on(l))
+		if err != nil || got.ExitCode != 3 || string(got.Stdout) != "100000\n" || got.StdinSize == 0 || got.StdinSize > 4<<20 {
+			t.Errorf("Run() = %+v, %v; want exit 3 after 100,000 bytes, and few more taken", got, err)
+		}
+	})
+}
+
 // TestLoadLargeCommands: what is large runs, or is refused before anything is sent, with the limit.
 func TestLoadLargeCommands(t *testing.T) {
 	size := 2 << 20
@@ -162,7 +190,7 @@ func TestLoadLargeCommands(t *testing.T) {
 		out   string
 		runs  map[Transport]bool
 	}{
-		"script":       {Command{Script: comment + "echo end; exit 5"}, 0, "end\n", map[Transport]bool{TransportJournal: true}},
+		"script":       {Command{Script: comment + "echo end; exit 5"}, 0, "end\n", map[Transport]bool{TransportJournal: true, TransportSession: true}},
 		"argument":     {Command{Args: []string{"sh", "-c", "echo ${#1}; exit 5", "sh", strings.Repeat("a", size)}}, 0, "", nil},
 		"arguments":    {Command{Args: append([]string{"sh", "-c", "echo $#; exit 5"}, strings.Split(strings.Repeat("abcdefg ", size/8), " ")...)}, 0, "", nil},
 		"one variable": {Command{Script: "echo ${#A}; exit 5", Env: map[string]string{"A": strings.Repeat("a", size)}}, 0, "", nil},
