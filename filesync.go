@@ -19,6 +19,7 @@ type TransferResult struct {
 	Entries  int64 // files, directories and links
 	Bytes    int64 // content of the files
 	Duration time.Duration
+	Route    Route // by which way an export came; empty for an import
 	// Skipped lists what was left out without being asked for: sockets, FIFOs and devices, names that are the library's
 	// own, and the unsafe links of an export with [LinksOmit]. It holds at most 1,000 of them, SkippedCount counts all.
 	Skipped      []SkippedEntry
@@ -31,6 +32,21 @@ type TransferResult struct {
 	// It is empty in all but odd cases, such as a file that another user put there.
 	Leftover string
 }
+
+// Route is the way by which an export came.
+type Route string
+
+// The values of [Route].
+const (
+	// RouteFiles is the ordinary way: through scratch files in the sandbox, which are downloaded.
+	RouteFiles Route = "files"
+	// RouteTerminal is the way out of a sandbox whose disk is full, whose quota is used up or whose files are limited
+	// in their size: a raw terminal, one chunk at a time, each asked for only after the host has written the one before.
+	// Nothing is written in the sandbox, and the sources are left as they are. The archive is limited to the size of the
+	// sandbox's disk as the provider reports it; the host's reserve is checked before each write; the end of the
+	// sandbox's tar, and a digest, are proved. It needs Bash and GNU tar, dd, base64 and sha256sum in the sandbox.
+	RouteTerminal Route = "terminal"
+)
 
 // SkippedEntry is one entry that a transfer left out.
 type SkippedEntry struct {
@@ -108,7 +124,8 @@ type transfer struct {
 	box  *daytona.Toolbox
 	done func() // ends the activity on the lease
 
-	source string // of an export, for errors
+	source string // of an export that was refused, for errors
+	full   bool   // the sandbox has no room for an export's scratch files
 }
 
 func (l *Lease) transfer(ctx context.Context, op string) (*transfer, error) {
@@ -210,6 +227,8 @@ func (t *transfer) refused(word archive.Word) *Error {
 	switch word {
 	case archive.WordNoSpace:
 		e = t.fail(KindQuota, "the sandbox's disk is full, or a quota or file-size limit was reached")
+	case archive.WordScratch:
+		e = t.fail(KindRefused, "the lease's own directory in the sandbox cannot be written")
 	case archive.WordNoTar:
 		e = t.fail(KindRefused, "the sandbox has no tar")
 	case archive.WordExtract:

@@ -2,14 +2,14 @@ package leasehold
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"path"
+	"path/filepath"
 	"time"
 
 	"github.com/leasehold-go/leasehold/internal/archive"
-	"github.com/leasehold-go/leasehold/internal/daytona"
 )
 
 // Exporter copies files of a lease's sandbox to the host. It trusts nothing that comes from there. It is safe for
@@ -45,13 +45,23 @@ type ExportOptions struct {
 	MaxEntries int64
 	// MaxBytes bounds the content of all files together. 0 is 64 GiB.
 	MaxBytes int64
+	// MaxName bounds the path of each entry in bytes. 0 is 4,096.
+	MaxName int
+	// MaxDepth bounds the depth of the tree. 0 is 200. Each level takes a file descriptor of the host while it is written.
+	MaxDepth int
+	// MaxRatio bounds how many bytes of content each byte of the archive may stand for. Only sparse files have more than
+	// one; their holes take no room on the host, either. 0 is no bound.
+	MaxRatio int64
 	// Reserve is the free space in bytes that the host's disk keeps. 0 is 1 GiB, negative is none.
 	Reserve int64
 	// Mode is the mode of a single file, or of the local directory itself. 0 is, for a file, the one that it has in the sandbox;
 	// for a directory, the mode that the local directory had before, else 0755.
 	Mode fs.FileMode
+	// StallTimeout ends an export that makes no progress for so long with [ErrTimeout]: nothing arrives, and the sandbox's
+	// tar reads nothing. However slow, progress is progress. 0 is [DefaultStallTimeout], negative is none.
+	StallTimeout time.Duration
 	// Progress is called from time to time, at most every 50 ms and from one goroutine at a time, and once more with
-	// Done at the end of a transfer that succeeded. Nil: no reports.
+	// Done at the end of a transfer that succeeded. When an export has to begin anew, the counts do, too. Nil: no reports.
 	Progress func(Progress)
 }
 
@@ -59,38 +69,168 @@ type ExportOptions struct {
 //
 // The local directory is replaced as a whole: it is prepared beside its place, and takes it by rename once it is proved
 // to be complete, in one step on Linux. What it held before is removed then; after any failure it is as it was. Missing
-// parents are made. A local path that is a link, or anything but a directory, is an [ErrConflict]. What a killed process left beside it is removed by the next export to a
-// path with the same parent. A relative remote
-// path is meant in the workspace, and "" is the workspace. The lease's own directory in it, ".leasehold", is never
-// exported, and neither are other transfers' scratch directories.
+// parents are made. A local path that is a link, or anything but a directory, is an [ErrConflict]. What a killed process
+// left beside it is removed by the next export to a path with the same parent. A relative remote path is meant in the
+// workspace, and "" is the workspace. The lease's own directory in it, ".leasehold", is never exported, and neither are
+// other transfers' scratch directories.
 //
 // The sandbox is not trusted: each member of its archive, and each link's target, is checked before it is applied, and
 // nothing is ever written outside the local directory. Permission bits, modification times to the second, symbolic
-// and hard links inside the tree, empty files and directories, and names of any bytes are kept; owners, set-id and
-// sticky bits are not. FIFOs, devices and sockets are left out and listed.
+// and hard links inside the tree, empty files and directories, holes of sparse files (with GNU tar), and names of any
+// bytes are kept; owners, set-id and sticky bits are not. FIFOs, devices and sockets are left out and listed.
 //
-// Three requests are made: the sandbox's tar writes an archive into the lease's own directory, which needs room for
-// it; the archive is downloaded and extracted as it comes, in constant memory, going on where it stopped when the
-// connection breaks; and it is removed, which also happens after a failure. A context that ends makes Dir return at
-// once; the removal then goes on in the background, and giving back the lease waits for it.
+// The sandbox's tar writes an archive into the lease's own directory, in pieces of 16 MiB of which at most four are there
+// at a time; the host downloads and extracts each while the next ones are made, in constant memory, going on where it
+// stopped when the connection breaks. That takes three requests for a tree that fits in one piece, and up to two more for
+// each further piece. The end of the archive, its length, and the length and checksum of each piece are proved. The
+// scratch files are removed, after a failure too. A context that ends makes Dir return at once; the removal then goes on
+// in the background, and giving back the lease waits for it. A host that is gone has its archive given up after three minutes.
+//
+// Where the sandbox has no room even for that, because its disk is full, a quota is used up or files are limited in
+// their size, the archive comes through a terminal instead, without a file in the sandbox: see [RouteTerminal].
 func (x *Exporter) Dir(ctx context.Context, remoteDir, localDir string, options ExportOptions) (TransferResult, error) {
-	return x.run(ctx, "export directory", remoteDir, options, false, func(ctx context.Context, r io.Reader, o archive.ExtractOptions) (archive.Summary, error) {
-		return archive.Extract(ctx, r, localDir, o)
+	return x.run(ctx, "export directory", options, func(t *transfer) (exportJob, error) {
+		return t.exportDir(remoteDir, options, func(ctx context.Context, r io.Reader, o archive.ExtractOptions) (archive.Summary, error) {
+			return archive.Extract(ctx, r, localDir, o)
+		})
 	})
+}
+
+// Tar writes a directory of the sandbox to w as a tar archive, in GNU format. It is made anew from the sandbox's own,
+// member by member, each checked as by [Exporter.Dir], with the same content. It is whole only if Tar returned no error:
+// w may have received a part before, though never the archive's end. Progress and the result count as with Dir; Reserve and
+// Mode mean nothing. Writes happen one at a time; one that does not return holds up Tar.
+func (x *Exporter) Tar(ctx context.Context, remoteDir string, w io.Writer, options ExportOptions) (TransferResult, error) {
+	out := &countingWriter{w: w}
+	return x.run(ctx, "export tar", options, func(t *transfer) (exportJob, error) {
+		if w == nil {
+			return exportJob{}, t.invalid("there is no writer")
+		}
+		job, err := t.exportDir(remoteDir, options, func(ctx context.Context, r io.Reader, o archive.ExtractOptions) (archive.Summary, error) {
+			return archive.Copy(ctx, r, out, o)
+		})
+		job.started = func() bool { return out.n > 0 }
+		return job, err
+	})
+}
+
+type countingWriter struct {
+	w io.Writer
+	n int64
+}
+
+func (c *countingWriter) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	c.n += int64(n)
+	return n, err
 }
 
 // File copies one regular file of the sandbox to a path of the host. It is read in the sandbox by the sandbox's user; a
 // link is refused with [ErrUnsafe]. It appears on the host by rename, with its mode and modification time, and replaces
 // an earlier regular file; anything else at that path is an [ErrConflict]. All else is as with [Exporter.Dir].
 func (x *Exporter) File(ctx context.Context, remotePath, localPath string, options ExportOptions) (TransferResult, error) {
-	return x.run(ctx, "export file", remotePath, options, true, func(ctx context.Context, r io.Reader, o archive.ExtractOptions) (archive.Summary, error) {
-		return archive.ExtractFile(ctx, r, localPath, o)
+	return x.files(ctx, "export file", []FileMapping{{Remote: remotePath, Local: localPath}}, options)
+}
+
+// MaxExportFiles is how many files [Exporter.Files] takes.
+const MaxExportFiles = 500
+
+// Files copies regular files of the sandbox, each as by [Exporter.File], in as many requests as one takes. All of them
+// are proved to be complete before the first is published; publishing is a series of renames, and if one of them is
+// refused, the earlier files stay, and the error says so. No two may have the same local path. There may be
+// [MaxExportFiles] of them: for more, export their directory. None is no request.
+func (x *Exporter) Files(ctx context.Context, files []FileMapping, options ExportOptions) (TransferResult, error) {
+	return x.files(ctx, "export files", files, options)
+}
+
+func (x *Exporter) files(ctx context.Context, op string, files []FileMapping, options ExportOptions) (TransferResult, error) {
+	return x.run(ctx, op, options, func(t *transfer) (exportJob, error) {
+		var job exportJob
+		if len(options.Exclude) > 0 {
+			return job, t.invalid("single files have nothing to exclude")
+		}
+		if len(files) > MaxExportFiles {
+			return job, t.invalid(fmt.Sprintf("more than %d files", MaxExportFiles))
+		}
+		targets := make([]archive.Target, len(files))
+		local := make(map[string]bool, len(files))
+		job.request.Files = make([]string, len(files))
+		for i, f := range files {
+			source, err := t.remotePath(f.Remote)
+			if err != nil {
+				return job, err
+			}
+			if source == "/" || f.Remote == "" {
+				return job, t.invalid("the remote path does not name a file")
+			}
+			if abs, err := filepath.Abs(f.Local); err != nil || f.Local == "" || local[abs] {
+				return job, t.invalid("a local path is empty, or given twice")
+			} else {
+				local[abs] = true
+			}
+			mode := f.Mode
+			if mode == 0 {
+				mode = options.Mode
+			}
+			job.request.Files[i], targets[i] = source, archive.Target{Name: "." + source, Path: f.Local, Mode: mode}
+		}
+		job.extract = func(ctx context.Context, r io.Reader, o archive.ExtractOptions) (archive.Summary, error) {
+			return archive.ExtractFiles(ctx, r, targets, o)
+		}
+		return job, nil
 	})
 }
 
-func (x *Exporter) run(ctx context.Context, op, remote string, options ExportOptions, file bool,
+// exportJob is one export: what the sandbox has to archive, and what becomes of it.
+type exportJob struct {
+	request    archive.RemoteExport
+	extraction archive.ExtractOptions
+	extract    func(context.Context, io.Reader, archive.ExtractOptions) (archive.Summary, error)
+	// started reports whether something was delivered that a second attempt cannot take back; nil: never.
+	started func() bool
+}
+
+// exportDir makes the job for a directory.
+func (t *transfer) exportDir(remote string, options ExportOptions,
 	extract func(context.Context, io.Reader, archive.ExtractOptions) (archive.Summary, error),
-) (_ TransferResult, err error) {
+) (exportJob, error) {
+	source, err := t.remotePath(remote)
+	if err != nil {
+		return exportJob{}, err
+	}
+	patterns := append([]string{}, options.Exclude...)
+	patterns = append(patterns, archive.StagePrefix+"*")
+	if own, ok := below(t.own(), source); ok {
+		patterns = append(patterns, archive.Literal(own))
+	}
+	exclude, err := archive.NewMatcher(patterns)
+	if err != nil {
+		return exportJob{}, t.invalid(err.Error())
+	}
+	job := exportJob{request: archive.RemoteExport{Dir: source, Exclude: exclude}, extract: extract}
+	job.extraction.Exclude = exclude
+	return job, nil
+}
+
+// complete checks the options, and gives them to the job.
+func (t *transfer) complete(job *exportJob, options ExportOptions) error {
+	switch {
+	case options.MaxEntries < 0 || options.MaxBytes < 0 || options.MaxName < 0 || options.MaxDepth < 0 || options.MaxRatio < 0:
+		return t.invalid("a limit is negative")
+	case options.UnsafeLinks < LinksReject || options.UnsafeLinks > LinksKeepAbsolute:
+		return t.invalid("UnsafeLinks is not a LinkPolicy")
+	}
+	job.request.Scratch = path.Join(t.own(), archive.StageName())
+	job.request.Live = options.AllowChanges
+	job.extraction = archive.ExtractOptions{
+		Exclude: job.extraction.Exclude, Links: archive.LinkPolicy(options.UnsafeLinks), Mode: options.Mode,
+		MaxEntries: options.MaxEntries, MaxBytes: options.MaxBytes, MaxName: options.MaxName, MaxDepth: options.MaxDepth,
+		MaxRatio: options.MaxRatio, Reserve: options.Reserve,
+	}
+	return nil
+}
+
+func (x *Exporter) run(ctx context.Context, op string, options ExportOptions, prepare func(*transfer) (exportJob, error)) (_ TransferResult, err error) {
 	start := time.Now()
 	ctx, span := x.l.p.span(ctx, op)
 	defer func() { endSpan(span, err) }()
@@ -98,160 +238,66 @@ func (x *Exporter) run(ctx context.Context, op, remote string, options ExportOpt
 	if err != nil {
 		return TransferResult{}, err
 	}
-	request, extraction, err := t.exportRequest(remote, options, file)
+	job, err := prepare(t)
+	if err == nil {
+		err = t.complete(&job, options)
+	}
 	if err != nil {
 		t.done()
 		return TransferResult{}, err
 	}
+	if job.request.Files != nil && len(job.request.Files) == 0 {
+		t.done()
+		return TransferResult{Duration: time.Since(start)}, nil
+	}
+	ctx, watch := watchStall(ctx, options.StallTimeout)
+	defer watch.end()
 	m := &meter{report: options.Progress}
-	sum, err := t.export(ctx, request, extraction, m, extract)
-	t.removeScratch(ctx, request.Scratch)
+	route := RouteFiles
+	sum, err := t.exportPieces(ctx, job, m, watch)
+	t.removeScratch(ctx, job.request.Scratch)
+	if t.full && (job.started == nil || !job.started()) {
+		route = RouteTerminal
+		sum, err = x.throughTerminal(ctx, op, job, m, watch)
+	}
 	if err != nil {
+		if context.Cause(ctx) == errNoProgress {
+			err = t.canceled(ctx)
+		}
 		return TransferResult{}, err
 	}
 	m.done(Progress{Bytes: sum.Archive, TotalBytes: sum.Archive, Entries: sum.Entries, TotalEntries: sum.Entries})
-	return t.result(sum, start), nil
+	result := t.result(sum, start)
+	result.Route = route
+	return result, nil
 }
 
-// exportRequest checks the options.
-func (t *transfer) exportRequest(remote string, options ExportOptions, file bool) (archive.RemoteExport, archive.ExtractOptions, error) {
-	var request archive.RemoteExport
-	var extraction archive.ExtractOptions
-	source, err := t.remotePath(remote)
-	if err != nil {
-		return request, extraction, err
-	}
-	t.source = source
-	switch {
-	case options.MaxEntries < 0 || options.MaxBytes < 0:
-		return request, extraction, t.invalid("a limit is negative")
-	case options.UnsafeLinks != LinksReject && options.UnsafeLinks != LinksOmit:
-		return request, extraction, t.invalid("UnsafeLinks is not a LinkPolicy")
-	case file && len(options.Exclude) > 0:
-		return request, extraction, t.invalid("a single file has nothing to exclude")
-	case file && (source == "/" || remote == ""):
-		return request, extraction, t.invalid("the remote path does not name a file")
-	}
-	patterns := append([]string{}, options.Exclude...)
-	if !file {
-		patterns = append(patterns, archive.StagePrefix+"*")
-		if own, ok := below(t.own(), source); ok {
-			patterns = append(patterns, archive.Literal(own))
-		}
-	}
-	exclude, err := archive.NewMatcher(patterns)
-	if err != nil {
-		return request, extraction, t.invalid(err.Error())
-	}
-	request = archive.RemoteExport{
-		Scratch: path.Join(t.own(), archive.StageName()), Source: source, File: file, Live: options.AllowChanges, Exclude: exclude,
-	}
-	extraction = archive.ExtractOptions{
-		Exclude: exclude, MaxEntries: options.MaxEntries, MaxBytes: options.MaxBytes, Reserve: options.Reserve, Mode: options.Mode,
-	}
-	if options.UnsafeLinks == LinksOmit {
-		extraction.Links = archive.LinksOmit
-	}
-	return request, extraction, nil
-}
-
-// export has the archive made, and extracts it as it is downloaded.
-func (t *transfer) export(ctx context.Context, request archive.RemoteExport, o archive.ExtractOptions, m *meter,
-	extract func(context.Context, io.Reader, archive.ExtractOptions) (archive.Summary, error),
-) (archive.Summary, error) {
-	reply, err := t.execute(ctx, request.Script(), request.Scratch)
+// exportPieces has the archive made, and extracts it as it is downloaded.
+func (t *transfer) exportPieces(ctx context.Context, job exportJob, m *meter, watch *stall) (archive.Summary, error) {
+	r, err := t.openPieces(ctx, job.request, watch.moved)
 	if err != nil {
 		return archive.Summary{}, err
 	}
-	if reply.Word != archive.WordOK || reply.Bytes <= 0 {
-		return archive.Summary{}, t.refused(reply.Word)
+	defer r.close()
+	o := job.extraction
+	o.Progress = func(entries, _ int64) {
+		m.state.TotalBytes = r.total()
+		m.update(entries, r.received)
 	}
-	d := &resumingReader{t: t, ctx: ctx, path: path.Join(request.Scratch, archive.RemoteExported), size: reply.Bytes}
-	defer d.close()
-	o.Size = reply.Bytes
-	m.state.TotalBytes = reply.Bytes
-	o.Progress = func(entries, _ int64) { m.update(entries, d.offset) }
-	sum, err := extract(ctx, d, o)
+	sum, err := job.extract(ctx, r, o)
 	if err != nil {
 		return sum, t.archived(ctx, err)
 	}
+	t.listSockets(&sum, *r.end, o.Exclude)
+	return sum, nil
+}
+
+// listSockets lists what the sandbox's tar left out.
+func (t *transfer) listSockets(sum *archive.Summary, reply archive.Reply, exclude *archive.Matcher) {
 	for _, name := range reply.Sockets {
-		if !o.Exclude.MatchBelow(name, false) {
+		if !exclude.MatchBelow(name, false) {
 			sum.Skip(name, archive.ReasonSocket)
 		}
 	}
 	sum.SkippedCount += reply.SocketCount - len(reply.Sockets)
-	return sum, nil
-}
-
-// resumingReader reads a file of a known size, and continues where it stopped when the connection breaks. It gives up
-// after maxDownloadFailures failures in a row that brought not one byte.
-type resumingReader struct {
-	t      *transfer
-	ctx    context.Context
-	path   string
-	size   int64
-	offset int64
-	body   *daytona.Download
-	failed int
-	pause  backoff
-}
-
-const maxDownloadFailures = 5
-
-func (d *resumingReader) Read(p []byte) (int, error) {
-	for {
-		if d.offset == d.size {
-			return 0, io.EOF
-		}
-		err := d.open()
-		if err == nil {
-			var n int
-			n, err = d.body.Read(p[:min(int64(len(p)), d.size-d.offset)])
-			d.offset += int64(n)
-			if n > 0 {
-				d.failed, d.pause = 0, backoff{}
-				return n, nil // an error comes again
-			}
-			if err == nil {
-				continue
-			}
-			d.close()
-		}
-		var remote *daytona.Error
-		d.failed++
-		if err == io.EOF || !errors.As(err, &remote) || !unanswered(remote) && remote.Status != 429 || d.failed >= maxDownloadFailures {
-			if err == io.EOF {
-				err = d.t.fail(KindProtocol, "the archive in the sandbox became shorter")
-			}
-			return 0, err
-		}
-		if d.pause.wait(d.ctx, remote.RetryAfter) != nil {
-			return 0, ctxError(d.ctx)
-		}
-	}
-}
-
-// open makes a request for the rest, unless one is under way.
-func (d *resumingReader) open() error {
-	if d.body != nil {
-		return nil
-	}
-	body, err := d.t.box.Download(d.ctx, d.path, d.offset)
-	if err != nil {
-		return err
-	}
-	if body.Size != d.size {
-		body.Close()
-		return d.t.fail(KindProtocol, "the archive in the sandbox changed its size")
-	}
-	d.body = body
-	return nil
-}
-
-func (d *resumingReader) close() {
-	if d.body != nil {
-		d.body.Close()
-		d.body = nil
-	}
 }

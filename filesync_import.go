@@ -91,11 +91,11 @@ const (
 	DeltaDigests Delta = "digests"
 )
 
-// FileMapping is one file of [Importer.Files].
+// FileMapping is one file of [Importer.Files] or [Exporter.Files].
 type FileMapping struct {
-	Local  string      // regular file of the host; a link is followed
+	Local  string      // regular file of the host; an import follows a link
 	Remote string      // path in the sandbox; a relative one is meant in the workspace
-	Mode   fs.FileMode // 0 is ImportOptions.Mode
+	Mode   fs.FileMode // where the file goes; 0 is the Mode of the options
 }
 
 // Dir copies the content of a directory of the host into a directory of the sandbox.

@@ -3,6 +3,7 @@
 package leasehold
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -468,10 +469,7 @@ func TestF3CancelledTransfersReturnAtOnceAndLeaveNothing(t *testing.T) {
 			l := r.acquired(t)
 			ws, host := l.Ref().Workspace, t.TempDir()
 			big := filepath.Join(host, "big")
-			if err := os.WriteFile(big, nil, 0o600); err != nil {
-				t.Fatal(err)
-			}
-			if err := os.Truncate(big, 64<<20); err != nil {
+			if err := os.WriteFile(big, bytes.Repeat([]byte("no hole "), 8<<20), 0o600); err != nil {
 				t.Fatal(err)
 			}
 			cause := errors.New("the user left")

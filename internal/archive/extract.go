@@ -2,6 +2,7 @@ package archive
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -25,9 +26,14 @@ type ExtractOptions struct {
 	MaxName int
 	// MaxDepth bounds the depth of the tree; 0 is 200. Each level holds one file descriptor while it is worked on.
 	MaxDepth int
+	// MaxRatio bounds how many bytes of content the archive may stand for with each of its own; 0 is no bound. Only
+	// sparse files can have more than one.
+	MaxRatio int64
 	// Reserve is the free space that the host's disk keeps, in bytes; 0 is 1 GiB, negative is none.
 	// Where the system cannot tell the free space, it is not checked.
 	Reserve int64
+	// ReserveStep is how much may be written before the free space is asked for again; 0 is 16 MiB.
+	ReserveStep int64
 	// Size is the exact length of the archive in bytes; 0 when it is not known.
 	Size int64
 	// Mode is the mode of the directory of [Extract], or of the file of [ExtractFile]. 0 is, for a directory, the mode
@@ -63,6 +69,9 @@ func (o ExtractOptions) withDefaults() ExtractOptions {
 	if o.Reserve == 0 {
 		o.Reserve = 1 << 30
 	}
+	if o.ReserveStep == 0 {
+		o.ReserveStep = 16 << 20
+	}
 	return o
 }
 
@@ -92,7 +101,7 @@ func Extract(ctx context.Context, r io.Reader, dir string, opt ExtractOptions) (
 		return sum, err
 	}
 	x := &extractor{m: newMembers(ctx, r, opt, &sum), ctx: ctx, opt: opt, sum: &sum, root: root,
-		space: &space{root: root, reserve: opt.Reserve}, buf: make([]byte, chunkSize)}
+		space: newSpace(root, opt), buf: make([]byte, chunkSize)}
 	x.stack = []level{{root: root}}
 	err = x.run()
 	x.closeLevels()
@@ -115,7 +124,6 @@ type extractor struct {
 	stack []level // from the root of the tree, which is never finished, down
 	space *space
 	buf   []byte
-	bytes int64 // promised by headers so far
 	folds *bool // whether the destination's file system folds names; nil when nobody had to know yet
 }
 
@@ -177,7 +185,7 @@ func (x *extractor) member(h *tar.Header, name string) (bool, error) {
 		}
 		return x.directory(h, base, name)
 	case tar.TypeSymlink:
-		if !checkTarget(dir, h.Linkname) {
+		if !x.m.linkAllowed(dir, h.Linkname) {
 			return false, x.unsafeLink(name, "a link out of the tree")
 		}
 		if err := x.enter(dir); err != nil {
@@ -186,19 +194,31 @@ func (x *extractor) member(h *tar.Header, name string) (bool, error) {
 		return x.place(base, name, func() error { return x.top().Symlink(h.Linkname, base) })
 	case tar.TypeLink:
 		return x.hardLink(h, dir, base, name)
-	case tar.TypeFifo:
-		x.sum.Skip(name, ReasonFIFO)
-	case tar.TypeChar, tar.TypeBlock:
-		x.sum.Skip(name, ReasonDevice)
-	default:
-		x.sum.Skip(name, ReasonUnknown)
 	}
+	x.sum.skipKind(h.Typeflag, name)
 	return false, nil
 }
 
+// skipKind lists a member of a kind that is never made.
+func (s *Summary) skipKind(kind byte, name string) {
+	switch kind {
+	case tar.TypeFifo:
+		s.Skip(name, ReasonFIFO)
+	case tar.TypeChar, tar.TypeBlock:
+		s.Skip(name, ReasonDevice)
+	default:
+		s.Skip(name, ReasonUnknown)
+	}
+}
+
 func (x *extractor) unsafeLink(name, detail string) error {
-	if x.opt.Links == LinksOmit {
-		x.sum.Skip(name, ReasonLink)
+	return unsafeLink(x.opt, x.sum, name, detail)
+}
+
+// unsafeLink applies the policy to a link that is not allowed.
+func unsafeLink(opt ExtractOptions, sum *Summary, name, detail string) error {
+	if opt.Links == LinksOmit {
+		sum.Skip(name, ReasonLink)
 		return nil
 	}
 	return fail(ErrUnsafe, name, detail, nil)
@@ -416,10 +436,9 @@ func foldsNames(root *os.Root) bool {
 }
 
 func (x *extractor) file(h *tar.Header, base, name string) (bool, error) {
-	if h.Size < 0 || h.Size > x.opt.MaxBytes-x.bytes {
-		return false, failf(ErrLimit, name, "more than %d bytes of content", x.opt.MaxBytes)
+	if err := x.m.admit(h, name); err != nil {
+		return false, err
 	}
-	x.bytes += h.Size
 	var f *os.File
 	made, err := x.place(base, name, func() (err error) {
 		f, err = x.top().OpenFile(base, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -428,7 +447,7 @@ func (x *extractor) file(h *tar.Header, base, name string) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	err = copyContent(x.m, f, name, h.Size, x.space, x.buf, x.progress)
+	err = copyContent(x.m, f, name, h, x.space, x.buf, x.progress)
 	if err == nil {
 		err = destError(name, f.Chmod(fs.FileMode(h.Mode)&fs.ModePerm))
 	}
@@ -448,27 +467,47 @@ func destError(name string, err error) error {
 	return fail(ErrDest, name, "", err)
 }
 
-// copyContent copies the content of the current member.
-func copyContent(m *members, f *os.File, name string, size int64, sp *space, buf []byte, progress func()) error {
-	for left := size; left > 0; {
-		chunk := buf[:min(left, int64(len(buf)))]
-		if _, err := io.ReadFull(m.tr, chunk); err != nil {
+// copyContent copies the content of the current member. What was read is written before more of the archive is read: so
+// a reader that is asked for more knows that what it gave before is on the disk. Holes stay holes.
+func copyContent(m *members, f *os.File, name string, h *tar.Header, sp *space, buf []byte, progress func()) error {
+	sparse := isSparse(h)
+	for left := h.Size; left > 0; {
+		n, err := m.tr.Read(buf[:min(left, int64(len(buf)))])
+		if n > 0 {
+			if werr := writeChunk(f, name, buf[:n], sparse, sp); werr != nil {
+				return werr
+			}
+			left -= int64(n)
+			if cerr := m.copied(int64(n), name); cerr != nil {
+				return cerr
+			}
+		}
+		if err != nil && left > 0 {
 			return m.readError(err, name)
 		}
-		if err := sp.take(int64(len(chunk))); err != nil {
-			return err
-		}
-		if _, err := f.Write(chunk); err != nil {
-			return fail(ErrDest, name, "", err)
-		}
-		left -= int64(len(chunk))
-		m.sum.Bytes += int64(len(chunk))
 		if left > 0 {
 			progress()
 		}
 	}
+	if sparse { // it may end with a hole
+		return destError(name, f.Truncate(h.Size))
+	}
 	return nil
 }
+
+func writeChunk(f *os.File, name string, chunk []byte, sparse bool, sp *space) error {
+	if sparse && bytes.Equal(chunk, zeros[:len(chunk)]) {
+		_, err := f.Seek(int64(len(chunk)), io.SeekCurrent)
+		return destError(name, err)
+	}
+	if err := sp.take(int64(len(chunk))); err != nil {
+		return err
+	}
+	_, err := f.Write(chunk)
+	return destError(name, err)
+}
+
+var zeros [chunkSize]byte
 
 // hardLink gives an extracted file another name. A hard link's target is a name of the archive, judged from its root.
 func (x *extractor) hardLink(h *tar.Header, dir, base, name string) (bool, error) {

@@ -20,6 +20,7 @@ type members struct {
 	opt   ExtractOptions
 	sum   *Summary
 	count int64 // members seen
+	bytes int64 // content promised by their headers
 }
 
 // source counts the bytes that the tar reader consumes, bounds them, and remembers whether it has met the end of the
@@ -130,6 +131,29 @@ func (m *members) end() error {
 	return io.EOF
 }
 
+// admit counts the content that a member promises.
+func (m *members) admit(h *tar.Header, name string) error {
+	if h.Size < 0 || h.Size > m.opt.MaxBytes-m.bytes {
+		return failf(ErrLimit, name, "more than %d bytes of content", m.opt.MaxBytes)
+	}
+	m.bytes += h.Size
+	return nil
+}
+
+// copied counts content that was taken from the archive.
+func (m *members) copied(n int64, name string) error {
+	m.sum.Bytes += n
+	if most := m.opt.MaxRatio; most > 0 && m.sum.Bytes/most > m.src.n {
+		return failf(ErrLimit, name, "more than %d bytes of content for each byte of the archive", most)
+	}
+	return nil
+}
+
+// isSparse reports whether a member may have holes.
+func isSparse(h *tar.Header) bool {
+	return h.Typeflag == tar.TypeGNUSparse || h.PAXRecords["GNU.sparse.major"] != "" || h.PAXRecords["GNU.sparse.map"] != ""
+}
+
 // maxPadding bounds the zeros after the end: tar's record size is 10 KiB, and 256 KiB or more with option -b.
 const maxPadding = 4 << 20
 
@@ -236,6 +260,14 @@ func checkTarget(dir, target string) bool {
 		}
 	}
 	return true
+}
+
+// linkAllowed judges a symbolic link under the policy for links.
+func (m *members) linkAllowed(dir, target string) bool {
+	if m.opt.Links == LinksKeepAbsolute && len(target) <= 4096 && strings.HasPrefix(target, "/") {
+		return true
+	}
+	return checkTarget(dir, target)
 }
 
 // sensibleTime reports whether the host can be asked to store a time; an archive can claim any.

@@ -1,10 +1,8 @@
 package archive
 
 import (
-	"context"
 	"crypto/rand"
 	"errors"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -221,76 +219,4 @@ func unlock(root *os.Root, name string) {
 	for _, n := range names {
 		unlock(sub, n)
 	}
-}
-
-// ExtractFile makes file a regular file with the content of the one member of the archive, whatever that is called.
-// It is written beside its destination, gets its mode and time, and takes its place by rename once the archive has
-// proved to be whole. On any failure an earlier file is as it was. A destination that is a link or not a regular file is
-// refused with [ErrType], an archive with another number of members, or with one that is not a regular file, with
-// [ErrUnsafe].
-func ExtractFile(ctx context.Context, r io.Reader, file string, opt ExtractOptions) (Summary, error) {
-	opt = opt.withDefaults()
-	var sum Summary
-	st, err := newStage(file, false)
-	if err != nil {
-		return sum, err
-	}
-	defer st.close()
-	m := newMembers(ctx, r, opt, &sum)
-	h, name, err := m.next()
-	switch {
-	case err == io.EOF:
-		return sum, fail(ErrUnsafe, "", "an archive without the file", nil)
-	case err != nil:
-		return sum, err
-	case !regular(h.Typeflag):
-		return sum, fail(ErrUnsafe, h.Name, "it is not a regular file", nil)
-	case h.Size > opt.MaxBytes:
-		return sum, failf(ErrLimit, name, "more than %d bytes of content", opt.MaxBytes)
-	}
-	f, err := st.parent.OpenFile(st.name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return sum, fail(ErrDest, file, "", err)
-	}
-	defer f.Close() // a second close is harmless
-	holdStage(f)
-	progress := func() {
-		if opt.Progress != nil {
-			opt.Progress(sum.Entries, sum.Bytes)
-		}
-	}
-	sp := &space{root: st.parent, reserve: opt.Reserve}
-	if err := copyContent(m, f, name, h.Size, sp, make([]byte, chunkSize), progress); err != nil {
-		return sum, err
-	}
-	mode := opt.Mode
-	if mode == 0 {
-		mode = fs.FileMode(h.Mode)
-	}
-	if err := f.Chmod(mode.Perm()); err != nil {
-		return sum, fail(ErrDest, file, "", err)
-	}
-	if sensibleTime(h.ModTime) {
-		if err := st.parent.Chtimes(st.name, h.ModTime, h.ModTime); err != nil {
-			return sum, fail(ErrDest, file, "", err)
-		}
-	}
-	if other, _, err := m.next(); err == nil {
-		return sum, fail(ErrUnsafe, other.Name, "a second member", nil)
-	} else if err != io.EOF {
-		return sum, err
-	}
-	if err := f.Close(); err != nil {
-		return sum, fail(ErrDest, file, "", err)
-	}
-	if err := st.check(false); err != nil {
-		return sum, err
-	}
-	if err := st.parent.Rename(st.name, st.base); err != nil {
-		return sum, fail(ErrDest, file, "", err)
-	}
-	st.name = ""
-	sum.Entries = 1
-	progress()
-	return sum, nil
 }

@@ -10,13 +10,12 @@ import (
 )
 
 // The other end of a transfer is a POSIX shell with tar, in the sandbox. These scripts run there, each in one request,
-// with sh, tar (GNU, busybox or bsdtar), find, mv, rm, dd, grep, touch and wc; a delta and a bundle also want stat, as GNU and
-// busybox have it, and sha256sum. Each of them bears being delivered twice.
+// with sh, tar (GNU, busybox or bsdtar), find, mv, rm, dd, grep, touch and wc; an export with mkfifo and, if it is there,
+// cksum; a delta and a bundle also want stat, as GNU and busybox have it, and sha256sum. Each of them bears being delivered
+// twice.
 var (
 	//go:embed remote_import.sh
 	importScript string
-	//go:embed remote_export.sh
-	exportScript string
 	//go:embed remote_cleanup.sh
 	cleanupScript string
 	//go:embed remote_look.sh
@@ -38,19 +37,18 @@ const (
 	remoteGone    = "gone"
 )
 
-// RemoteExported is the name under which the export script leaves it.
-const RemoteExported = "tree"
-
 // Word is what a script says of its end. The set is closed.
 type Word string
 
 // The words.
 const (
 	WordOK       Word = "ok"
+	WordBusy     Word = "busy"     // an export goes on, and has nothing new yet
 	WordGone     Word = "gone"     // the scratch directory is not there: an earlier delivery ended, it is not known how
 	WordMissing  Word = "missing"  // the uploaded archive is not there
 	WordShort    Word = "short"    // it does not have the promised length
 	WordNoSpace  Word = "nospace"  // disk full, quota, or file-size limit
+	WordScratch  Word = "scratch"  // the scratch directory cannot be written, for another reason than space
 	WordNoTar    Word = "notar"    // no tar on the PATH
 	WordExtract  Word = "extract"  // tar refused the archive, or could not write
 	WordConflict Word = "conflict" // a directory and something else have the same name
@@ -152,27 +150,6 @@ func RemoteProbe(mark string, scratch []string) string {
 	return command(probeScript, append([]string{mark}, scratch...)...)
 }
 
-// RemoteExport is the script that makes an archive.
-type RemoteExport struct {
-	Scratch string // scratch directory, absolute; its base from [StageName]
-	Source  string // absolute
-	File    bool   // the source is a file
-	Live    bool   // files that change while they are read are no failure
-	Exclude *Matcher
-}
-
-// Script returns the text for a POSIX shell's standard input.
-func (r RemoteExport) Script() string {
-	kind, mood := "dir", "strict"
-	if r.File {
-		kind = "file"
-	}
-	if r.Live {
-		mood = "live"
-	}
-	return command(exportScript, append([]string{r.Scratch, kind, r.Source, mood}, r.Exclude.TarArgs()...)...)
-}
-
 // RemoteCleanup returns the script that removes the scratch directories of an operation, and ends what works in them. With
 // again above zero it looks once more after so many seconds, for a request that had been sent and not yet been handled.
 func RemoteCleanup(scratch string, again int, more ...string) string {
@@ -193,15 +170,16 @@ func command(text string, args ...string) string {
 
 // Reply is what a script said.
 type Reply struct {
-	Word    Word
-	Bytes   int64    // of the archive
+	Word    Word     // empty for an export that said no more than its pieces
+	Bytes   int64    // of the archive; of [WordBusy], KiB on the disk; of a refused source, which one it is, from 0
 	Sockets []string // names that an export left out, at most [MaxSkipped]
 	// SocketCount counts all that it left out.
 	SocketCount int
+	Pieces      []Piece // of an export's archive, in order
 }
 
 // ParseReply finds a script's words in its output, by the scratch directory's unguessable name. It reports false when
-// there is no final word: then nothing is known.
+// there is none: then nothing is known.
 func ParseReply(output, scratch string) (Reply, bool) {
 	mark := path.Base(scratch) + " "
 	var r Reply
@@ -211,16 +189,23 @@ func ParseReply(output, scratch string) (Reply, bool) {
 			continue
 		}
 		word, arg, _ := strings.Cut(rest, " ")
-		if word == "skip" {
+		switch word {
+		case "skip":
 			if r.SocketCount++; len(r.Sockets) < MaxSkipped {
 				r.Sockets = append(r.Sockets, strings.TrimPrefix(arg, "./"))
 			}
-			continue
-		}
-		r.Word = Word(word)
-		if r.Bytes, _ = strconv.ParseInt(arg, 10, 64); r.Bytes < 0 {
-			r.Bytes = 0
+		case "piece":
+			piece, ok := parsePiece(arg)
+			if !ok {
+				return Reply{}, false
+			}
+			r.Pieces = append(r.Pieces, piece)
+		default:
+			r.Word = Word(word)
+			if r.Bytes, _ = strconv.ParseInt(arg, 10, 64); r.Bytes < 0 {
+				r.Bytes = 0
+			}
 		}
 	}
-	return r, r.Word != ""
+	return r, r.Word != "" || len(r.Pieces) > 0
 }

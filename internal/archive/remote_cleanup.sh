@@ -12,7 +12,9 @@ stop() {
     n=0
     while [ -d "$top" ] && [ $n -lt 5 ]; do sleep 1; n=$((n+1)); done
   fi
-  [ -s "$top/run/tar" ] && kill "$(cat "$top/run/tar")" 2>/dev/null
+  for tar in "$top/run/tar" "$top/tar"; do
+    [ -s "$tar" ] && kill "$(cat "$tar")" 2>/dev/null
+  done
   return 0
 }
 scrap() {

@@ -1,74 +1,210 @@
-# Makes an archive. Arguments: scratch directory, "dir" or "file", source, "strict" or "live", then arguments for GNU tar.
-# The archive is <scratch>/tree. The last lines of output are "<scratch name> skip <path>" for each socket,
-# and "<scratch name> <word> [<bytes>]".
+# Makes an archive in pieces, of which few are on the disk at a time. Arguments: "make" or "take", the scratch directory,
+# the number of the piece that is wanted; for "take" also the first piece that is still needed; for "make" the blocks of
+# 64 KiB in a piece, how many pieces there may be, the seconds after which nobody is taken to be interested any more,
+# "strict" or "live", and then "dir", a directory and arguments for GNU tar, or "files" and absolute paths.
+#
+# "make" begins, and goes on in the background if there is more than one piece; "take" removes those that are not needed
+# any more. Both wait until the wanted one is whole, and then say, each line after the scratch directory's name:
+# "piece <number> <sum> <bytes>" for each one that is ("-" where there is no cksum), and, when nothing more will come,
+# "skip <path>" for each socket and one last word: "ok <bytes>" or why there is no archive. "busy <KiB>" means that nothing
+# became whole yet, and how much is on the disk.
 set -u
 umask 077
 LC_ALL=C COPYFILE_DISABLE=1
 export LC_ALL COPYFILE_DISABLE
-s=$1 kind=$2 src=$3 mood=$4
+unset TAR_OPTIONS
+verb=$1 s=$2 from=$3
 mark=${s##*/}
-shift 4
+shift 3
 
 say() { printf '\n%s %s\n' "$mark" "$*"; }
-fail() { rm -rf "$s" 2>/dev/null; say "$1"; exit 0; }
+
+# room STATUS TEXT: whether a command that failed to write found no room: a full disk, a quota, a limit of the file size.
+room() {
+  case $1 in 153|159) return 1 ;; esac # SIGXFSZ
+  case $2 in
+    *[Nn]'o space left'* | *[Qq]uota* | *'oo large'* | *'ize limit'* | *ENOSPC* | *EDQUOT* | *EFBIG*) return 1 ;;
+    *'os error 28'* | *'os error 122'* | *'os error 27'* | *'rrno 28'* | *'rrno 122'* | *'rrno 27'*) return 1 ;;
+  esac
+  # Some tools speak in other languages whatever they are told. Whether one more block fits is plain.
+  [ -d "$s" ] || return 0
+  dd if=/dev/zero of="$s/probe" bs=65536 count=2 2>/dev/null || return 1
+}
+
+# answer: what is there from piece $from on.
+answer() {
+  n=0 lost=0 dot=
+  until { read -r sum size dot <"$s/sum.$from"; } 2>/dev/null && [ "$dot" = . ] || [ -f "$s/ended" ]; do
+    if [ -s "$s/pid" ] && kill -0 "$(cat "$s/pid" 2>/dev/null)" 2>/dev/null; then lost=0
+    elif [ -s "$s/pid" ]; then lost=$((lost+50)) # it may have ended a moment ago
+    else lost=$((lost+1)) # or not begun yet
+    fi
+    if [ $lost -gt 250 ]; then
+      room 0 '' || { say nospace; exit 0; }
+      say gone
+      exit 0
+    fi
+    [ $n -lt 1000 ] || { say busy "$(du -k "$s" 2>/dev/null | tail -n 1 | cut -f 1)"; exit 0; }
+    if [ $n -lt 50 ] && sleep 0.02 2>/dev/null; then n=$((n+1))
+    elif sleep 0.2 2>/dev/null; then n=$((n+10))
+    else sleep 1; n=$((n+50))
+    fi
+  done
+  k=$from
+  while { read -r sum size dot <"$s/sum.$k"; } 2>/dev/null && [ "$dot" = . ]; do
+    say piece $k "$sum" "$size"
+    k=$((k+1))
+  done
+  [ ! -f "$s/ended" ] || {
+    # The pieces that became whole before the answer did.
+    while { read -r sum size dot <"$s/sum.$k"; } 2>/dev/null; do say piece $k "$sum" "$size"; k=$((k+1)); done
+    while IFS= read -r line; do printf '%s\n' "$line"; done <"$s/answer"
+  }
+  exit 0
+}
+
+if [ "$verb" = take ]; then
+  k=$(($1-1))
+  while [ $k -ge 0 ] && [ -f "$s/sum.$k" ]; do rm -f "$s/$k" "$s/sum.$k"; k=$((k-1)); done
+  answer
+fi
+
+blocks=$1 ring=$2 patience=$3 mood=$4 kind=$5
+shift 5
+# fail WORD: says why there is no archive. Nothing of it goes on, and nothing is left.
+fail() {
+  exec 3<&-
+  [ ! -s "$s/tar" ] || kill "$(cat "$s/tar")" 2>/dev/null
+  wait
+  rm -rf "$s" 2>/dev/null
+  say "$*"
+  exit 0
+}
 
 base=${s%/*}
-mkdir -p "$base" 2>/dev/null
 # What a host that died left here long ago.
-find "$base" -name '.leasehold-xfer-*' -mmin +1440 -prune -exec rm -rf {} + 2>/dev/null
+for old in "$base"/.leasehold-xfer-*; do
+  [ ! -d "$old" ] || [ "$old" = "$s" ] || find "$old" -prune -mmin +1440 -exec rm -rf {} + 2>/dev/null
+done
 
 # The request may be delivered twice. The first delivery works; another one repeats its answer.
-if ! mkdir "$s" 2>/dev/null; then
-  [ -d "$s" ] || { say nospace; exit 0; }
-  n=0
-  while [ -d "$s" ] && [ ! -f "$s/answer" ]; do
-    if [ -s "$s/pid" ]; then kill -0 "$(cat "$s/pid" 2>/dev/null)" 2>/dev/null || break
-    else n=$((n+1)); [ $n -lt 5 ] || break
-    fi
-    sleep 1
-  done
-  cat "$s/answer" 2>/dev/null || say gone
-  exit 0
+if ! err=$({ [ -d "$base" ] || mkdir -p "$base"; } 2>&1 && mkdir "$s" 2>&1); then
+  [ ! -d "$s" ] || answer
+  room 0 "$err" || fail nospace
+  fail scratch
 fi
-mkdir "$s/run" 2>/dev/null
-echo $$ >"$s/pid" 2>/dev/null
+err=$({ echo $$ >"$s/pid" && mkfifo "$s/pipe" "$s/end" && printf '' >"$s/log"; } 2>&1) || {
+  room 0 "$err" || fail nospace
+  fail scratch
+}
 
-gnu=
+gnu= full=iflag=fullblock
 case $(tar --version 2>/dev/null </dev/null) in *'GNU tar'*) gnu=1 ;; esac
 if [ "$kind" = dir ]; then
+  src=$1
+  shift
   [ -d "$src" ] || { [ -e "$src" ] && fail notdir; fail nosource; }
   [ -r "$src" ] && [ -x "$src" ] || fail denied
-  [ -n "$gnu" ] || set --
-  ( cd "$src" && exec tar -c -f - "$@" . ) >"$s/tree" 2>"$s/log" &
+  [ -n "$gnu" ] && set -- --sparse "$@" || set --
+  set -- "$@" .
 else
-  [ -h "$src" ] && fail symlink
-  [ -e "$src" ] || fail nosource
-  [ -f "$src" ] || fail notfile
-  [ -r "$src" ] || fail denied
-  ( cd "${src%/*}/" && exec tar -c -f - "./${src##*/}" ) >"$s/tree" 2>"$s/log" &
+  src=/ n=0
+  for file; do
+    [ ! -h "$file" ] || fail symlink $n
+    [ -e "$file" ] || fail nosource $n
+    [ -f "$file" ] || fail notfile $n
+    [ -r "$file" ] || fail denied $n
+    set -- "$@" ".$file"
+    shift
+    n=$((n+1))
+  done
+  [ -z "$gnu" ] || set -- --sparse --no-recursion --hard-dereference "$@"
 fi
-child=$!
-echo $child >"$s/run/tar" 2>/dev/null
-wait $child
-rc=$?
-rm -f "$s/run/tar"
-case $rc in
-  0) ;;
-  127) fail notar ;;
-  *)
-    dd if=/dev/zero of="$s/probe" bs=65536 count=2 2>/dev/null || fail nospace
-    grep -q -i -e 'no space' -e 'quota' -e 'too large' "$s/log" 2>/dev/null && fail nospace
-    # GNU tar: 1 is a file that changed, shrank or vanished while it was read. The archive itself is whole.
-    if [ $rc -ne 1 ] || [ -z "$gnu" ]; then
-      grep -q -i -e 'denied' -e 'permitted' "$s/log" 2>/dev/null && fail denied
-      fail archive
-    fi
-    [ "$mood" = live ] || fail changed
-    ;;
-esac
-have=$(wc -c <"$s/tree") || fail gone
+# How tar ended comes through a pipe, which needs no room. Opened for both, it never waits.
+exec 4<>"$s/end"
 {
-  # Sockets cannot be archived; tar leaves them out. Whoever reads this wants to know.
-  [ "$kind" != dir ] || ( cd "$src" && find . -type s -print 2>/dev/null ) | while IFS= read -r name; do say skip "$name"; done
-  say ok "$((have))"
-} >"$s/answer.new" 2>/dev/null && mv "$s/answer.new" "$s/answer" && cat "$s/answer" || fail nospace
+  ( cd "$src" && exec tar -c -f - "$@" ) &
+  echo $! >"$s/tar"
+  wait $!
+  echo $? >&4
+} >"$s/pipe" 2>"$s/log" &
+exec 3<"$s/pipe"
+
+# verdict: what the end of tar means, in $word.
+verdict() {
+  echo none >&4
+  read -r rc <&4
+  word="ok $total"
+  case $rc in
+    0) ;;
+    127) word=notar ;;
+    *)
+      # GNU tar: 1 is a file that changed, shrank or vanished while it was read. The archive itself is whole.
+      if [ "$rc" = 1 ] && [ -n "$gnu" ]; then [ "$mood" = live ] || word=changed
+      elif grep -q -i -e 'denied' -e 'permitted' "$s/log" 2>/dev/null; then word=denied
+      else word=archive
+      fi
+      ;;
+  esac
+}
+
+# sockets: lists them. They cannot be archived, and whoever reads this wants to know. GNU tar says so by itself.
+sockets() {
+  [ "$kind" = dir ] || return
+  if [ -z "$gnu" ]; then ( cd "$src" && find . -type s -print 2>/dev/null )
+  elif [ -s "$s/log" ]; then sed -n 's/^[^ ]*tar: \(.*\): socket ignored$/\1/p' "$s/log"
+  else return
+  fi | while IFS= read -r name; do say skip "$name"; done
+}
+
+# quit: the last word, for whoever asks.
+quit() { { sockets; say $word; } >"$s/answer" 2>/dev/null && printf '' >"$s/ended"; }
+
+# piece: writes the next one, number $k. Not 0 when there is none: then it was the end, or the word is in $word.
+piece() {
+  err=$(dd bs=65536 count="$blocks" $full of="$s/$k" <&3 2>&1)
+  rc=$?
+  if [ $rc -ne 0 ] && [ -n "$full" ] && [ ! -s "$s/$k" ] && room $rc "$err"; then
+    full= # an old dd, which took nothing yet
+    err=$(dd bs=65536 count="$blocks" of="$s/$k" <&3 2>&1)
+    rc=$?
+  fi
+  if [ $rc -ne 0 ]; then
+    if room $rc "$err"; then word=scratch; else word=nospace; fi
+    rm -f "$s/$k"
+    return 1
+  fi
+  set -- $(cksum <"$s/$k" 2>/dev/null)
+  [ $# -ge 2 ] || set -- - $(wc -c <"$s/$k")
+  [ "$2" -gt 0 ] || return 1
+  total=$((total+$2))
+  echo "$1 $2 ." >"$s/sum.$k" || { word=nospace; return 1; }
+  k=$((k+1))
+  [ -z "$full" ] || [ "$2" -eq $((blocks*65536)) ] || return 1
+}
+
+k=0 total=0 word=
+if piece; then
+  # The rest is made while the host fetches what there is.
+  (
+    exec >/dev/null 2>&1
+    while :; do
+      n=0
+      while [ -f "$s/sum.$((k-ring))" ]; do
+        n=$((n+1))
+        [ $n -lt $((patience*20)) ] || { exec 3<&-; rm -rf "$s"; exit; }
+        sleep 0.05 2>/dev/null || sleep 1
+      done
+      piece || break
+    done
+    [ -n "$word" ] || verdict
+    exec 3<&-
+    quit
+  ) &
+  echo $! >"$s/pid"
+  answer
+fi
+[ -n "$word" ] || verdict
+case $word in ok*) ;; *) fail "$word" ;; esac
+quit || fail nospace
+answer

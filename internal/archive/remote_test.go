@@ -33,7 +33,7 @@ func userland(t testing.TB, kind string) string {
 	}
 	switch kind {
 	case "busybox":
-		for _, name := range strings.Fields("sh tar find mv rm dd grep wc mkdir cat chmod sleep kill printf touch stat sha256sum du ls sort") {
+		for _, name := range strings.Fields("sh tar find mv rm dd grep wc mkdir mkfifo cksum tail cut sed cat chmod sleep kill printf touch stat sha256sum du ls sort") {
 			link(name, "busybox")
 		}
 		return bin
@@ -276,17 +276,17 @@ func TestExportScriptMakesAnArchive(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := RemoteExport{Scratch: filepath.Join(src, ".leasehold", StageName()), Source: src, Exclude: exclude}
-			reply := deliver(t, path, r.Script(), r.Scratch)
+			r := RemoteExport{Scratch: filepath.Join(src, ".leasehold", StageName()), Dir: src, Exclude: exclude}
+			reply := deliver(t, path, r.Make(), r.Scratch)
 			if reply.Word != WordOK {
 				t.Fatalf("word %q, want ok", reply.Word)
 			}
-			if again := deliver(t, path, r.Script(), r.Scratch); again.Word != WordOK || again.Bytes != reply.Bytes {
-				t.Errorf("a second delivery says %+v, want the answer of the first, %+v", again, reply)
+			if diff := cmp.Diff(reply, deliver(t, path, r.Make(), r.Scratch)); diff != "" {
+				t.Errorf("a second delivery has another answer (-first +second):\n%s", diff)
 			}
-			data, err := os.ReadFile(filepath.Join(r.Scratch, RemoteExported))
-			if err != nil || int64(len(data)) != reply.Bytes {
-				t.Fatalf("%d bytes, %v, want %d", len(data), err, reply.Bytes)
+			data := pieces(t, r, reply)
+			if int64(len(data)) != reply.Bytes {
+				t.Fatalf("%d bytes, want %d", len(data), reply.Bytes)
 			}
 			if _, err := Extract(context.Background(), bytes.NewReader(data), dest, ExtractOptions{Size: reply.Bytes, Exclude: exclude}); err != nil {
 				t.Fatal(err)
@@ -317,6 +317,25 @@ func TestExportScriptMakesAnArchive(t *testing.T) {
 	}
 }
 
+// pieces reads the pieces that a reply speaks of, and checks their sums.
+func pieces(t testing.TB, r RemoteExport, reply Reply) []byte {
+	t.Helper()
+	var all []byte
+	for _, p := range reply.Pieces {
+		data, err := os.ReadFile(r.Path(p.Number))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var sum Sum
+		sum.Write(data)
+		if p.Summed && sum.Sum32() != p.Sum || int64(len(data)) != p.Size {
+			t.Errorf("piece %d has sum %d and %d bytes, the script says %+v", p.Number, sum.Sum32(), len(data), p)
+		}
+		all = append(all, data...)
+	}
+	return all
+}
+
 func TestExportScriptRefuses(t *testing.T) {
 	dir := t.TempDir()
 	put(t, dir, map[string]string{"file": "x", "-dash": "y"})
@@ -335,8 +354,11 @@ func TestExportScriptRefuses(t *testing.T) {
 		if !filepath.IsAbs(source) {
 			source = filepath.Join(dir, source)
 		}
-		r := RemoteExport{Scratch: filepath.Join(t.TempDir(), StageName()), Source: source, File: tc.file}
-		if got := deliver(t, os.Getenv("PATH"), r.Script(), r.Scratch); got.Word != tc.want {
+		r := RemoteExport{Scratch: filepath.Join(t.TempDir(), StageName()), Dir: source}
+		if tc.file {
+			r.Files = []string{source}
+		}
+		if got := deliver(t, os.Getenv("PATH"), r.Make(), r.Scratch); got.Word != tc.want {
 			t.Errorf("export of %q (file %v) says %q, want %q", tc.source, tc.file, got.Word, tc.want)
 		}
 		if tc.want != WordOK {
@@ -367,8 +389,8 @@ func TestScriptsSayThatTheDiskIsFull(t *testing.T) {
 	}
 	onlyEntries(t, disk)
 	put(t, src, map[string]string{"c": strings.Repeat("x", 800<<10)})
-	x := RemoteExport{Scratch: filepath.Join(disk, "own", StageName()), Source: src}
-	if got := deliver(t, os.Getenv("PATH"), x.Script(), x.Scratch); got.Word != WordNoSpace {
+	x := RemoteExport{Scratch: filepath.Join(disk, "own", StageName()), Dir: src}
+	if got := deliver(t, os.Getenv("PATH"), x.Make(), x.Scratch); got.Word != WordNoSpace {
 		t.Errorf("export says %q, want nospace", got.Word)
 	}
 	onlyEntries(t, filepath.Join(disk, "own"))
@@ -376,7 +398,7 @@ func TestScriptsSayThatTheDiskIsFull(t *testing.T) {
 
 func TestMissingTarIsNamed(t *testing.T) {
 	bin := t.TempDir()
-	for _, name := range strings.Fields("sh find mv rm dd grep wc mkdir cat chmod sleep") {
+	for _, name := range strings.Fields("sh find mv rm dd grep wc mkdir mkfifo cksum cat chmod sleep") {
 		if err := os.Symlink(needTool(t, name), filepath.Join(bin, name)); err != nil {
 			t.Fatal(err)
 		}
@@ -386,8 +408,8 @@ func TestMissingTarIsNamed(t *testing.T) {
 	if got := deliver(t, bin, r.Script(), r.Scratch); got.Word != WordNoTar {
 		t.Errorf("import says %q, want notar", got.Word)
 	}
-	x := RemoteExport{Scratch: filepath.Join(dest, StageName()), Source: src}
-	if got := deliver(t, bin, x.Script(), x.Scratch); got.Word != WordNoTar {
+	x := RemoteExport{Scratch: filepath.Join(dest, StageName()), Dir: src}
+	if got := deliver(t, bin, x.Make(), x.Scratch); got.Word != WordNoTar {
 		t.Errorf("export says %q, want notar", got.Word)
 	}
 	onlyEntries(t, dest)
@@ -403,8 +425,8 @@ func TestExportNoticesChangesAndListsSockets(t *testing.T) {
 		t.Fatal(err)
 	}
 	path := bin + ":" + os.Getenv("PATH")
-	r := RemoteExport{Scratch: filepath.Join(t.TempDir(), StageName()), Source: src}
-	if got := deliver(t, path, r.Script(), r.Scratch); got.Word != WordChanged {
+	r := RemoteExport{Scratch: filepath.Join(t.TempDir(), StageName()), Dir: src}
+	if got := deliver(t, path, r.Make(), r.Scratch); got.Word != WordChanged {
 		t.Errorf("word %q, want changed", got.Word)
 	}
 	// A socket's path is limited to about 100 bytes, which a test's directory may exceed.
@@ -415,7 +437,7 @@ func TestExportNoticesChangesAndListsSockets(t *testing.T) {
 	}
 	defer l.Close()
 	r.Live = true
-	if got := deliver(t, path, r.Script(), r.Scratch); got.Word != WordOK || fmt.Sprint(got.Sockets) != "[s o c k]" {
+	if got := deliver(t, path, r.Make(), r.Scratch); got.Word != WordOK || fmt.Sprint(got.Sockets) != "[s o c k]" {
 		t.Errorf("reply %+v, want ok, for changes were allowed, and one socket", got)
 	}
 }

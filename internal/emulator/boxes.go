@@ -16,14 +16,15 @@ type Quirks = toolbox.Quirks
 type machines struct {
 	processes *proc.Supervisor
 	log       *slog.Logger
+	shell     string // of the sandboxes; empty: the daemon's choice
 
 	mu     sync.Mutex // guards the fields below
 	live   map[*machine]struct{}
 	closed bool
 }
 
-func newMachines(log *slog.Logger) *machines {
-	return &machines{processes: proc.NewSupervisor(), log: log, live: map[*machine]struct{}{}}
+func newMachines(log *slog.Logger, shell string) *machines {
+	return &machines{processes: proc.NewSupervisor(), log: log, shell: shell, live: map[*machine]struct{}{}}
 }
 
 // daemon is a toolbox and the processes that belong to it.
@@ -38,7 +39,7 @@ func (b *machines) newDaemon(spec machineSpec) *daemon {
 	diskFull := quirks.DiskFull
 	quirks.DiskFull = func() bool { return spec.diskFull() || (diskFull != nil && diskFull()) }
 	return &daemon{toolbox.New(toolbox.Options{
-		Home: spec.home, TempDir: spec.temp, Env: spec.env, Group: group, Quirks: quirks, Logger: b.log,
+		Home: spec.home, TempDir: spec.temp, Env: spec.env, Group: group, Shell: b.shell, Quirks: quirks, Logger: b.log,
 	}), group}
 }
 

@@ -55,6 +55,8 @@ type Options struct {
 	Legacy bool
 	// Quirks are passed to each sandbox's toolbox.
 	Quirks Quirks
+	// Shell is the path of the shell that runs the sandboxes' commands. Empty means the one that the daemon would choose.
+	Shell string
 	// Middleware, if any, wraps the whole server: it sees each request first and each reply last.
 	Middleware func(http.Handler) http.Handler
 	// Toolbox, if any, answers in place of every sandbox's toolbox, behind the proxy and the fault plan. It sees paths such
@@ -186,7 +188,7 @@ func Start(opt Options) (*Server, error) {
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.faults.set(opt.Faults, opt.Seed, 0)
-	s.boxes = newMachines(s.log)
+	s.boxes = newMachines(s.log, opt.Shell)
 	s.mux = s.routes()
 	if err := s.openDir(); err != nil {
 		s.cancel()

@@ -1,0 +1,121 @@
+package leasehold
+
+import (
+	"context"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/leasehold-go/leasehold/internal/archive"
+	"github.com/leasehold-go/leasehold/internal/daytona"
+)
+
+// terminalCleanupTimeout bounds the removal of a terminal, whatever became of the export.
+const terminalCleanupTimeout = 5 * time.Second
+
+// throughTerminal exports without a file in the sandbox, see [RouteTerminal].
+func (x *Exporter) throughTerminal(ctx context.Context, op string, job exportJob, m *meter, watch *stall) (archive.Summary, error) {
+	t, err := x.l.transfer(ctx, op)
+	if err != nil {
+		return archive.Summary{}, err
+	}
+	sb, err := x.l.p.readOwned(ctx, op, x.l.ref)
+	if err != nil {
+		t.done()
+		return archive.Summary{}, err
+	}
+	// The archive cannot be larger than the disk on which the files are; the provider reports that in GiB.
+	limit := int64(sb.Disk * (1 << 30))
+	id := strings.TrimPrefix(archive.StageName(), ".")
+	conn, err := t.openTerminal(ctx, id)
+	if err != nil {
+		t.closeTerminal(ctx, id)
+		return archive.Summary{}, t.l.observe(op, err)
+	}
+	defer func() {
+		conn.Close()
+		t.closeTerminal(ctx, id)
+	}()
+	term := archive.NewTerminal(watchedTerminal{conn, watch}, job.request, limit)
+	o := job.extraction
+	o.ReserveStep = 1 // the free space is asked for before each write
+	m.state = Progress{}
+	o.Progress = func(entries, _ int64) { m.update(entries, term.Size()) }
+	sum, err := job.extract(ctx, term, o)
+	if err == nil {
+		t.listSockets(&sum, *term.Reply(), o.Exclude)
+		return sum, nil
+	}
+	var missing archive.MissingTool
+	switch reply := term.Reply(); {
+	case ctx.Err() == nil && reply != nil && reply.Word != archive.WordOK:
+		return sum, t.exportRefused(job.request, *reply)
+	case errors.As(err, &missing):
+		e := t.fail(KindQuota, "the sandbox has no room for the files of an export, and for one through a terminal "+missing.Error())
+		e.Dispatched = DispatchedYes
+		return sum, e
+	}
+	return sum, t.archived(ctx, err)
+}
+
+// openTerminal starts a terminal of an id that nobody else can have, and connects to it.
+func (t *transfer) openTerminal(ctx context.Context, id string) (*daytona.PTYConn, error) {
+	// Few rows keep zsh from asking a new user how to configure it; no history is written.
+	request := daytona.PTYRequest{ID: id, Rows: 10, Env: map[string]string{"TERM": "dumb", "HISTFILE": "/dev/null"}}
+	err := t.box.CreatePTY(ctx, request)
+	var remote *daytona.Error
+	if errors.As(err, &remote) && ctx.Err() == nil && unanswered(remote) {
+		err = t.box.CreatePTY(ctx, request)
+		if errors.As(err, &remote) && remote.Status == http.StatusConflict { // the first request did arrive
+			err = nil
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	return t.box.ConnectPTY(ctx, id)
+}
+
+// closeTerminal ends the terminal, and the lease's activity. Once the context has ended it does so in the background.
+func (t *transfer) closeTerminal(ctx context.Context, id string) {
+	remove := func() {
+		defer t.done()
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), terminalCleanupTimeout)
+		defer cancel()
+		var pause backoff
+		for {
+			err := t.box.DeletePTY(ctx, id)
+			var remote *daytona.Error
+			if err == nil || errors.As(err, &remote) && remote.Status == http.StatusNotFound {
+				return
+			}
+			if pause.wait(ctx, 0) != nil {
+				t.l.p.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "leasehold: the terminal of an export may be left in the sandbox",
+					slog.String("op", t.op))
+				return
+			}
+		}
+	}
+	if ctx.Err() != nil {
+		go remove()
+		return
+	}
+	remove()
+}
+
+// watchedTerminal says what arrives to the watch.
+type watchedTerminal struct {
+	io.ReadWriter
+	watch *stall
+}
+
+func (w watchedTerminal) Read(p []byte) (int, error) {
+	n, err := w.ReadWriter.Read(p)
+	if n > 0 {
+		w.watch.moved()
+	}
+	return n, err
+}

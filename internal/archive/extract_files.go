@@ -1,0 +1,121 @@
+package archive
+
+import (
+	"context"
+	"io"
+	"io/fs"
+	"os"
+)
+
+// Target is where a file of an archive goes.
+type Target struct {
+	Name string      // of the member; "" is any
+	Path string      // on the host
+	Mode fs.FileMode // 0: the archive's
+}
+
+// ExtractFile makes file a regular file with the content of the one member of the archive, whatever that is called, as
+// [ExtractFiles] does.
+func ExtractFile(ctx context.Context, r io.Reader, file string, opt ExtractOptions) (Summary, error) {
+	return ExtractFiles(ctx, r, []Target{{Path: file, Mode: opt.Mode}}, opt)
+}
+
+// ExtractFiles makes each target a regular file with the content of one member of the archive, which has exactly these
+// members, in this order. Each is written beside its destination, gets its mode and time, and takes its place by rename
+// once the archive has proved to be whole. On any failure before the first rename, all earlier files are as they were.
+// A destination that is a link or not a regular file is refused with [ErrType], before anything is read; an archive of
+// other members, or with one that is not a regular file, with [ErrUnsafe].
+//
+// Until they are published, two files are held open for each target.
+func ExtractFiles(ctx context.Context, r io.Reader, targets []Target, opt ExtractOptions) (Summary, error) {
+	opt = opt.withDefaults()
+	var sum Summary
+	stages := make([]*stage, len(targets))
+	for i, t := range targets {
+		st, err := newStage(t.Path, false)
+		if err != nil {
+			return sum, err
+		}
+		defer st.close()
+		stages[i] = st
+	}
+	m := newMembers(ctx, r, opt, &sum)
+	buf := make([]byte, chunkSize)
+	progress := func() {
+		if opt.Progress != nil {
+			opt.Progress(sum.Entries, sum.Bytes)
+		}
+	}
+	for i, t := range targets {
+		if err := stages[i].fill(m, t, buf, progress); err != nil {
+			return sum, err
+		}
+		sum.Entries++
+		progress()
+	}
+	if other, _, err := m.next(); err == nil {
+		return sum, fail(ErrUnsafe, other.Name, "a member more than there are files", nil)
+	} else if err != io.EOF {
+		return sum, err
+	}
+	for _, st := range stages {
+		if err := st.check(false); err != nil {
+			return sum, err
+		}
+		lock := st.lock
+		st.lock = nil
+		if err := lock.Close(); err != nil {
+			return sum, fail(ErrDest, st.path, "", err)
+		}
+	}
+	for i, st := range stages {
+		if err := st.parent.Rename(st.name, st.base); err != nil {
+			if i > 0 {
+				return sum, fail(ErrDest, targets[i].Path, "earlier files are in their places", err)
+			}
+			return sum, fail(ErrDest, targets[i].Path, "", err)
+		}
+		st.name = ""
+	}
+	return sum, nil
+}
+
+// fill makes the staged file from the archive's next member.
+func (s *stage) fill(m *members, t Target, buf []byte, progress func()) error {
+	h, name, err := m.next()
+	switch {
+	case err == io.EOF:
+		return fail(ErrUnsafe, t.Name, "an archive without the file", nil)
+	case err != nil:
+		return err
+	case !regular(h.Typeflag):
+		return fail(ErrUnsafe, h.Name, "it is not a regular file", nil)
+	case t.Name != "" && h.Name != t.Name:
+		return fail(ErrUnsafe, h.Name, "another file was asked for", nil)
+	}
+	if err := m.admit(h, name); err != nil {
+		return err
+	}
+	f, err := s.parent.OpenFile(s.name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return fail(ErrDest, t.Path, "", err)
+	}
+	s.lock = f // open, and so locked, until it is published or removed
+	holdStage(f)
+	if err := copyContent(m, f, name, h, newSpace(s.parent, m.opt), buf, progress); err != nil {
+		return err
+	}
+	mode := t.Mode
+	if mode == 0 {
+		mode = fs.FileMode(h.Mode)
+	}
+	if err := f.Chmod(mode.Perm()); err != nil {
+		return fail(ErrDest, t.Path, "", err)
+	}
+	if sensibleTime(h.ModTime) {
+		if err := s.parent.Chtimes(s.name, h.ModTime, h.ModTime); err != nil {
+			return fail(ErrDest, t.Path, "", err)
+		}
+	}
+	return nil
+}

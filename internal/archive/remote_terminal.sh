@@ -1,0 +1,74 @@
+# Sends an archive through a raw terminal. Bash; arguments: a mark, the size of a chunk in characters, the seconds that it
+# waits for each request, "strict" or "live", and then "dir", a directory and arguments for tar, or "files" and absolute
+# paths. It writes nothing but to the terminal.
+#
+# To each line "next <number>", from 0 on, it answers with a line of base64, the next chunk of the archive; behind the
+# last one, with "<mark> skip <path>" for each socket and "<mark> ok <sha256>", or "<mark> <why not>". It ends with the next line.
+set -u
+exec 2>/dev/null
+export LC_ALL=C COPYFILE_DISABLE=1
+unset TAR_OPTIONS
+mark=$1 size=$2 patience=$3 mood=$4 kind=$5
+shift 5
+
+say() { printf '%s %s\n' "$mark" "$*"; }
+# hear: the host's next line. It is told apart from silence, after which nobody is there any more.
+hear() { IFS=' ' read -r -t "$patience" word number; }
+quit() { say "$@"; hear; exit 0; }
+
+if [ "$kind" = dir ]; then
+  src=$1
+  shift
+  [ -d "$src" ] || { [ -e "$src" ] && quit notdir; quit nosource; }
+  [ -r "$src" ] && [ -x "$src" ] || quit denied
+  set -- --sparse "$@" .
+else
+  src=/ n=0
+  for file; do
+    [ ! -h "$file" ] || quit symlink $n
+    [ -e "$file" ] || quit nosource $n
+    [ -f "$file" ] || quit notfile $n
+    [ -r "$file" ] || quit denied $n
+    set -- "$@" ".$file"
+    shift
+    n=$((n+1))
+  done
+  # Opened without following a link, and archived as what it is then.
+  set -- --sparse --no-recursion --hard-dereference "$@"
+fi
+
+# A pipe without a name: what tar and the digest say of their end.
+exec 6<> <(:)
+archive() {
+  local log rc
+  { log=$(cd "$src" && exec tar -c -f - "$@" 2>&1 >&7 7>&-); rc=$?; } 7>&1
+  if [ "$kind" = dir ]; then
+    sed -n 's/^[^ ]*tar: \(.*\): socket ignored$/skip \1/p' <<<"$log" | head -c 32768 | sed -n '/./p' >&6
+  fi
+  if [ $rc -eq 0 ] || [ $rc -eq 1 -a "$mood" = live ]; then echo ok
+  elif [ $rc -eq 1 ]; then echo changed
+  else case $log in *[Dd]enied* | *'ot permitted'*) echo denied ;; *) echo archive ;; esac
+  fi >&6
+}
+exec 5< <(archive "$@" | tee >(sha256sum >&6) | base64 -w 0)
+
+say ready
+expected=0
+while hear && [ "$word" = next ] && [ "$number" = "$expected" ]; do
+  { count=$(dd bs="$size" count=1 iflag=fullblock 2>&1 >&7 <&5); } 7>&1
+  case $count in
+    0+0*) ;;
+    *) printf '\n'; expected=$((expected+1)); continue ;;
+  esac
+  end= sum=
+  while [ -z "$end" ] || [ -z "$sum" ]; do
+    IFS=' ' read -r -t "$patience" -u 6 key rest || quit gone
+    case $key in
+      skip) say skip "$rest" ;;
+      ok | changed | denied | archive) end=$key ;;
+      *) sum=$key ;;
+    esac
+  done
+  [ "$end" != ok ] || end="ok $sum"
+  quit $end
+done

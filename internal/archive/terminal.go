@@ -1,0 +1,250 @@
+package archive
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	_ "embed"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"hash"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/leasehold-go/leasehold/internal/script"
+)
+
+//go:embed remote_terminal.sh
+var terminalScript string
+
+// A terminal carries the archive as base64: then neither its line discipline nor anything on the way can take a byte for
+// a command, and where a chunk ends is plain.
+const (
+	// terminalChunk is how many characters the sandbox sends before it waits. The daemon drops a client for whom more than
+	// 256 frames wait, and a frame may be as small as a write to a terminal that the kernel splits: 2 KiB.
+	terminalChunk = 256 << 10
+	// terminalNoise bounds what a login shell prints before it does as it was told.
+	terminalNoise = 1 << 20
+	// terminalPatience is how many seconds the sandbox waits for the host.
+	terminalPatience = 120
+	terminalTools    = "bash tar dd base64 sha256sum tee sed head stty"
+)
+
+// Terminal reads the archive of a [RemoteExport] from a terminal on which a login shell runs. The sandbox sends one chunk
+// at a time, and the next one only when Read is called and all earlier bytes have been taken. It ends with io.EOF only
+// when tar has ended well and the digest of what was read is the one of what tar wrote.
+type Terminal struct {
+	rw    io.ReadWriter
+	in    *bufio.Reader
+	r     RemoteExport
+	mark  string
+	limit int64
+
+	began bool
+	chunk []byte // decoded, not read yet
+	text  []byte // space for a chunk as it arrives
+	space []byte // and decoded
+	next  int
+	sum   hash.Hash
+	size  int64
+	reply *Reply // the last word
+	err   error
+}
+
+// NewTerminal makes a reader of an archive of at most limit bytes; 0 is no limit. The mark is the base of the scratch
+// directory's name, of which nothing else is used: none is made.
+func NewTerminal(rw io.ReadWriter, r RemoteExport, limit int64) *Terminal {
+	return &Terminal{
+		rw: rw, in: bufio.NewReaderSize(rw, 64<<10), r: r, mark: strings.TrimPrefix(r.Scratch[strings.LastIndexByte(r.Scratch, '/')+1:], "."),
+		limit: limit, sum: sha256.New(),
+	}
+}
+
+// Reply returns the sandbox's last word, once Read returned an error, and nil if there was none.
+func (t *Terminal) Reply() *Reply { return t.reply }
+
+// Size returns how much was read.
+func (t *Terminal) Size() int64 { return t.size }
+
+// launch returns the line to type. It makes the terminal raw, so that nothing is echoed or changed, and has Bash read
+// the script. The words to look for are not written as they will be printed, for the line itself is echoed.
+func (t *Terminal) launch() string {
+	tools := "for t in " + terminalTools + `; do command -v $t >/dev/null 2>&1 || { printf '%s%s missing %s\n' "$1" "$2" $t; exit; }; done; ` +
+		`case $(tar --version 2>/dev/null) in *"GNU tar"*) ;; *) printf '%s%s missing "GNU tar"\n' "$1" "$2"; exit ;; esac; ` +
+		`dd iflag=fullblock count=0 </dev/null 2>/dev/null || { printf '%s%s missing "GNU dd"\n' "$1" "$2"; exit; }; ` +
+		`base64 -w 0 </dev/null >/dev/null 2>&1 || { printf '%s%s missing "GNU base64"\n' "$1" "$2"; exit; }; ` +
+		`printf '%s%s hello\n' "$1" "$2"; ` +
+		`exec bash --noprofile --norc -c 'IFS= read -r -d "" script && eval "$script"'`
+	half := len(t.mark) / 2
+	return " unset HISTFILE; stty raw -echo; exec sh -c " + script.QuoteAll([]string{tools, "leasehold", t.mark[:half], t.mark[half:]}) + "\r"
+}
+
+// script returns what Bash reads then, up to a zero byte.
+func (t *Terminal) script() string {
+	mood := "strict"
+	if t.r.Live {
+		mood = "live"
+	}
+	args := append([]string{t.mark, strconv.Itoa(terminalChunk), strconv.Itoa(terminalPatience), mood}, t.r.source()...)
+	return "set -- " + script.QuoteAll(args) + "\n" + terminalScript + "\x00"
+}
+
+// Read reads the next bytes of the archive.
+func (t *Terminal) Read(p []byte) (int, error) {
+	for len(t.chunk) == 0 {
+		if t.err == nil {
+			t.err = t.more()
+		}
+		if t.err != nil {
+			return 0, t.err
+		}
+	}
+	n := copy(p, t.chunk)
+	t.chunk = t.chunk[n:]
+	return n, nil
+}
+
+var errNoise = failf(ErrCorrupt, "", "the terminal prints what nobody asked for")
+
+// MissingTool is the error of a sandbox that lacks a program which the transfer needs.
+type MissingTool string
+
+func (m MissingTool) Error() string { return string(m) + " is missing in the sandbox" }
+
+// more asks for the next chunk. All that was read before has been taken.
+func (t *Terminal) more() error {
+	if !t.began {
+		if err := t.begin(); err != nil {
+			return err
+		}
+	}
+	if _, err := fmt.Fprintf(t.rw, "next %d\n", t.next); err != nil {
+		return err
+	}
+	text, err := t.line(terminalChunk)
+	if err != nil {
+		return err
+	}
+	if bytes.HasPrefix(text, []byte(t.mark)) {
+		return t.finish(text)
+	}
+	if t.space == nil {
+		t.space = make([]byte, base64.StdEncoding.DecodedLen(terminalChunk))
+	}
+	n, err := base64.StdEncoding.Strict().Decode(t.space, text)
+	if err != nil || n == 0 {
+		return errNoise
+	}
+	t.chunk = t.space[:n]
+	t.size += int64(n)
+	t.sum.Write(t.chunk)
+	t.next++
+	if t.limit > 0 && t.size > t.limit {
+		return failf(ErrLimit, "", "the archive has more than the %d bytes of the sandbox's disk", t.limit)
+	}
+	return nil
+}
+
+// begin starts the script, and waits until it is ready.
+func (t *Terminal) begin() error {
+	t.began = true
+	t.text = make([]byte, 0, terminalChunk)
+	if _, err := io.WriteString(t.rw, t.launch()); err != nil {
+		return err
+	}
+	said, err := t.await()
+	if err != nil {
+		return err
+	}
+	if tool, missing := strings.CutPrefix(said, "missing "); missing {
+		return MissingTool(strings.Trim(tool, `"`))
+	}
+	if said != "hello" {
+		return errNoise
+	}
+	if _, err := io.WriteString(t.rw, t.script()); err != nil {
+		return err
+	}
+	text, err := t.line(len(t.mark) + 100)
+	if err != nil {
+		return err
+	}
+	if string(text) != t.mark+" ready" {
+		return t.finish(text)
+	}
+	return nil
+}
+
+// await skips what a login shell prints, up to the mark, and returns the rest of its line.
+func (t *Terminal) await() (string, error) {
+	want := []byte(t.mark + " ")
+	have := make([]byte, 0, len(want))
+	for n := 0; ; n++ {
+		b, err := t.in.ReadByte()
+		switch {
+		case err != nil:
+			return "", err
+		case n > terminalNoise:
+			return "", errNoise
+		}
+		if have = append(have, b); len(have) > len(want) {
+			have = have[:copy(have, have[1:])]
+		}
+		if bytes.Equal(have, want) {
+			text, err := t.line(200)
+			return string(text), err
+		}
+	}
+}
+
+// line reads a line of at most so many characters, without its end. Its bytes are valid until the next call.
+func (t *Terminal) line(most int) ([]byte, error) {
+	t.text = t.text[:0]
+	for {
+		part, err := t.in.ReadSlice('\n')
+		t.text = append(t.text, part...)
+		switch {
+		case len(t.text) > most+2: // the end may be CR LF
+			return nil, errNoise
+		case err == bufio.ErrBufferFull:
+		case err != nil:
+			return nil, err
+		default:
+			return bytes.TrimSuffix(t.text[:len(t.text)-1], []byte("\r")), nil
+		}
+	}
+}
+
+// finish takes the last words in, of which the first line was read.
+func (t *Terminal) finish(text []byte) error {
+	r := &Reply{}
+	for {
+		said, ok := strings.CutPrefix(string(text), t.mark+" ")
+		if !ok {
+			return errNoise
+		}
+		word, arg, _ := strings.Cut(said, " ")
+		if word == "skip" {
+			if r.SocketCount++; len(r.Sockets) < MaxSkipped {
+				r.Sockets = append(r.Sockets, strings.TrimPrefix(arg, "./"))
+			}
+			var err error
+			if text, err = t.line(64 << 10); err != nil {
+				return err
+			}
+			continue
+		}
+		r.Word, t.reply = Word(word), r
+		if r.Word == WordOK && arg != hex.EncodeToString(t.sum.Sum(nil)) {
+			return fail(ErrCorrupt, "", "it arrived with another digest", nil)
+		}
+		if r.Word != WordOK {
+			r.Bytes, _ = strconv.ParseInt(arg, 10, 64)
+			return fail(ErrRead, "", "the sandbox gave up", nil)
+		}
+		r.Bytes = t.size
+		return io.EOF
+	}
+}
