@@ -73,6 +73,12 @@ func (r *sessionRun) observe(life, ctx context.Context) error {
 		}
 		next := slices.IndexFunc(twins, func(id string) bool { return id != r.command && !refused[id] })
 		if next < 0 {
+			if len(twins) > 0 && refused[r.command] {
+				// The daemon lists every delivery, and all of them were refused: by a fence, which refuses what arrives later
+				// too.
+				r.dispatched = DispatchedNo
+				return &Error{Op: r.op, Kind: KindUnavailable, Retryable: true, Message: "the command's dispatch arrived too late and was refused; it was not started"}
+			}
 			break
 		}
 		r.observing(twins[next])
