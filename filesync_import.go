@@ -109,9 +109,9 @@ type FileMapping struct {
 //
 // Permission bits, modification times to the second, symbolic links (as they are, unless they are followed), hard links,
 // empty files and directories, and names of any bytes are kept. Owners become the sandbox's user; set-id and sticky bits
-// are dropped. Holes of sparse files are sent as zeros. Sockets, FIFOs and devices are left out and listed. The lease's own
+// are dropped. Holes of 1 MiB and more in files of 8 MiB and more are kept, from a Linux host. Sockets, FIFOs and devices are left out and listed. The lease's own
 // directory in the workspace, ".leasehold", is never touched: an entry of that name is left out and listed. A path that
-// would be longer than 4,095 bytes in the scratch directory is an [ErrLimit].
+// would be longer than 4,095 bytes in the scratch directory is an [ErrLimit], and so is a tree of more than 256 levels.
 //
 // Two requests are made, whatever the size: one streams a tar archive, and each file of 8 MiB or more by itself, to a
 // scratch directory inside the remote directory, without a temporary file on the host and in constant memory; one
@@ -161,7 +161,7 @@ func (i *Importer) tree(ctx context.Context, op, remoteDir string, options Impor
 			dest, own = path.Dir(dest), ""
 		}
 		write.Reserved = archive.Reserved(own)
-		write.MaxName = maxEntryPath(dest)
+		write.MaxName, write.MaxDepth = maxEntryPath(dest), maxImportDepth
 		plan.writable = []string{dest}
 		plan.stages = []importStage{{dest, func(ctx context.Context) (*archive.Load, error) {
 			src, err := open()
@@ -279,13 +279,18 @@ func (i *Importer) Tar(ctx context.Context, stream io.Reader, remoteDir string, 
 		own, _ := below(t.own(), dest)
 		write := archive.WriteOptions{
 			Exclude: exclude, RepeatDirs: true, Links: archive.LinkPolicy(options.UnsafeLinks),
-			Reserved: archive.Reserved(own), MaxName: maxEntryPath(dest),
+			Reserved: archive.Reserved(own), MaxName: maxEntryPath(dest), MaxDepth: maxImportDepth,
 		}
-		return importPlan{once: true, writable: []string{dest}, stages: []importStage{{dest, func(context.Context) (*archive.Load, error) {
-			return archive.LoadTar(stream, archive.ExtractOptions{}, write), nil
+		source := &watchedReader{Reader: stream}
+		return importPlan{stream: source, writable: []string{dest}, stages: []importStage{{dest, func(context.Context) (*archive.Load, error) {
+			return archive.LoadTar(source, archive.ExtractOptions{}, write), nil
 		}}}}, nil
 	})
 }
+
+// maxImportDepth bounds the depth of a tree. The shell in the sandbox that merges it with what is there calls itself at each
+// level; dash and busybox run out of stack between 500 and 1,000.
+const maxImportDepth = 256
 
 // maxEntryPath is how long an entry's path may be, so that no path in the sandbox is longer than Linux allows: a shell
 // takes an entry that it cannot name for one that is not there.

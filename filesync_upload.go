@@ -19,8 +19,8 @@ type importPlan struct {
 	bundle   string // name of the one directory that is a read-only bundle, in the one stage
 	delta    Delta  // for the one stage
 	remove   bool
-	once     bool     // the source can be read only once
-	writable []string // directories to record, if they are to be writable
+	stream   *watchedReader // the source, if it can be read only once; nil if not
+	writable []string       // directories to record, if they are to be writable
 }
 
 // importStage is one directory of the sandbox that files go to.
@@ -53,10 +53,10 @@ func (i *Importer) run(ctx context.Context, op string, options ImportOptions, pr
 			result.Duration = time.Since(start)
 			return result, err
 		}
-		if e, ok := err.(*Error); ok && plan.once {
+		if e, ok := err.(*Error); ok && plan.stream != nil {
 			e.Retryable = false // not the same call
 		}
-		if !again || plan.once || attempt > 0 || ctx.Err() != nil {
+		if !again || plan.stream != nil || attempt > 0 || ctx.Err() != nil {
 			return TransferResult{}, err
 		}
 	}
@@ -152,6 +152,9 @@ func (t *transfer) importOnce(ctx context.Context, plan importPlan, options Impo
 
 	ctx, watch := t.watch(ctx, options.StallTimeout, request.Scratch, scratch)
 	defer watch.end()
+	if plan.stream != nil {
+		plan.stream.w = watch
+	}
 	cleanUp := func() { t.removeScratch(ctx, scratch[0], scratch[1:]...) }
 
 	if plan.delta != DeltaNone {
@@ -360,14 +363,14 @@ func (w *watch) end() {
 }
 
 // reader counts what is read as progress.
-func (w *watch) reader(r io.Reader) io.Reader { return watchedReader{r, w} }
+func (w *watch) reader(r io.Reader) io.Reader { return &watchedReader{r, w} }
 
 type watchedReader struct {
 	io.Reader
 	w *watch
 }
 
-func (r watchedReader) Read(p []byte) (int, error) {
+func (r *watchedReader) Read(p []byte) (int, error) {
 	n, err := r.Reader.Read(p)
 	if n > 0 {
 		r.w.moved()

@@ -40,6 +40,7 @@ type large struct {
 	info fs.FileInfo
 	mode fs.FileMode
 	open func() (fs.File, error)
+	data []extent // of a sparse file, all that is sent of it; nil for everything
 }
 
 // Part is one file of an upload. The parts are to be written in order.
@@ -83,6 +84,12 @@ func newLoad(ctx context.Context, l *Load) (*Load, error) {
 	if err := l.walk(t); err != nil {
 		l.Close()
 		return nil, err
+	}
+	for i := range l.large {
+		if err := l.large[i].findHoles(); err != nil {
+			l.Close()
+			return nil, err
+		}
 	}
 	l.Total = t.sum
 	return l, nil
@@ -158,6 +165,17 @@ func (l *Load) places() string {
 		if at.Year() >= 1 && at.Year() <= 9999 {
 			stamp = at.Format("200601021504.05")
 		}
+		if f.data != nil {
+			var sum int64
+			for _, e := range f.data {
+				sum += e.size
+			}
+			fmt.Fprintf(&b, "spread %d %d %d", i, sum, f.info.Size())
+			for _, e := range f.data {
+				fmt.Fprintf(&b, " %d %d", e.offset/block, (e.size+block-1)/block)
+			}
+			b.WriteByte('\n')
+		}
 		fmt.Fprintf(&b, "put %d %s %d %o %s\n", i, script.Quote(l.opt.Prefix+f.name), f.info.Size(), f.mode, stamp)
 	}
 	return b.String()
@@ -183,7 +201,11 @@ func (l large) write(ctx context.Context, w io.Writer, progress func(entries, by
 	if err := unchanged(l.name, l.info, fi); err != nil {
 		return t.sum, err
 	}
-	err = t.copy(w, f, fi, l.name)
+	if l.data != nil {
+		err = t.copyData(w, f, fi, l)
+	} else {
+		err = t.copy(w, f, fi, l.name)
+	}
 	return t.sum, err
 }
 

@@ -276,3 +276,75 @@ exec ` + mv + ` "$@"
 		})
 	}
 }
+
+func TestHolesAreKept(t *testing.T) {
+	const size = 40<<20 + 123
+	for _, kind := range sandboxes {
+		t.Run(kind, func(t *testing.T) {
+			path := userland(t, kind)
+			src, dest := t.TempDir(), t.TempDir()
+			for name, at := range map[string][]int64{"empty": nil, "first": {0}, "middle": {9<<20 + 5, 9<<20 + 50<<10, 20 << 20}, "last": {1, size - 3}} {
+				f, err := os.Create(filepath.Join(src, name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, offset := range at {
+					if _, err := f.WriteAt([]byte("abc"), offset); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if err := errors.Join(f.Truncate(size), f.Close()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if fi, err := os.Stat(filepath.Join(src, "empty")); err != nil || !hasHoles(fi) {
+				t.Skip("this system knows no holes")
+			}
+			r := loaded(t, src, dest)
+			if got := deliver(t, path, r.Script(), r.Scratch); got.Word != WordOK {
+				t.Fatalf("word %q, want ok", got.Word)
+			}
+			for _, name := range []string{"empty", "first", "middle", "last"} {
+				want, err1 := os.ReadFile(filepath.Join(src, name))
+				got, err2 := os.ReadFile(filepath.Join(dest, name))
+				fi, err3 := os.Stat(filepath.Join(dest, name))
+				if err := errors.Join(err1, err2, err3); err != nil {
+					t.Fatal(err)
+				}
+				if !bytes.Equal(want, got) {
+					t.Errorf("%s: the content differs", name)
+				}
+				if !hasHoles(fi) {
+					t.Errorf("%s: the holes were filled", name)
+				}
+			}
+		})
+	}
+}
+
+func TestExtentsAreAlignedAndFew(t *testing.T) {
+	const mib = 1 << 20
+	var many []extent
+	for i := range int64(1000) {
+		many = append(many, extent{i * 3 * mib, 10})
+	}
+	for name, tc := range map[string]struct {
+		data []extent
+		size int64
+		want []extent
+	}{
+		"nothing":       {nil, 10 * mib, []extent{}},
+		"aligned":       {[]extent{{4097, 1}}, 10 * mib, []extent{{4096, 4096}}},
+		"end":           {[]extent{{9 * mib, mib + 5}}, 10*mib + 5, []extent{{9 * mib, mib + 5}}},
+		"small hole":    {[]extent{{0, 5 * mib}, {5*mib + 4096, 5*mib - 4096}}, 10 * mib, nil},
+		"joined":        {[]extent{{0, 1}, {mib / 2, 1}, {9 * mib, 1}}, 10 * mib, []extent{{0, mib/2 + 4096}, {9 * mib, 4096}}},
+		"no hole":       {[]extent{{0, 10 * mib}}, 10 * mib, nil},
+		"too many":      {many, 2998 * mib, nil},
+		"in one corner": {many, 9000 * mib, []extent{{0, 2997*mib + 4096}}},
+	} {
+		got := extents(tc.data, tc.size)
+		if diff := cmp.Diff(tc.want, got, cmp.AllowUnexported(extent{})); diff != "" {
+			t.Errorf("%s: extents mismatch (-want +got):\n%s", name, diff)
+		}
+	}
+}

@@ -66,6 +66,20 @@ put() {
   [ "$5" = - ] || touch -t "$5" "$s/apart/$1" || exit 1
   chmod "$4" "$s/apart/$1" && mv "$s/apart/$1" "./$2" || exit 1
 }
+# spread NUMBER BYTES SIZE OFFSET BLOCKS...: puts the data of a sparse file between its holes, in blocks of 4096 bytes.
+spread() {
+  f=$s/apart/$1
+  [ "$(size "$f")" = "$2" ] || exit 3
+  mv "$f" "$f.data" && dd if=/dev/null of="$f" bs=1 count=0 seek="$3" || exit 1
+  shift 3
+  n=0
+  while [ $# -gt 0 ]; do
+    dd if="$f.data" of="$f" bs=4096 skip=$n seek="$1" count="$2" conv=notrunc || exit 1
+    n=$((n+$2))
+    shift 2
+  done
+  rm "$f.data"
+}
 room() { dd if=/dev/zero of="$s/probe" bs=65536 count=2 2>/dev/null; }
 
 receive() {

@@ -30,8 +30,8 @@ func (t *treeWriter) stream(r io.Reader, limits ExtractOptions) error {
 	if t.opt.MaxName > 0 {
 		limits.MaxName = t.opt.MaxName
 	}
-	if limits.MaxDepth == 0 {
-		limits.MaxDepth = limits.withDefaults().MaxName // nothing is open for a level
+	if t.opt.MaxDepth > 0 {
+		limits.MaxDepth = t.opt.MaxDepth
 	}
 	limits = limits.withDefaults()
 	var seen Summary

@@ -44,6 +44,8 @@ type WriteOptions struct {
 	Prefix string
 	// MaxName bounds the path of an entry, prefix included, in bytes; 0 for no bound. [ErrLimit] names the first longer one.
 	MaxName int
+	// MaxDepth bounds the depth of the tree; 0 for no bound.
+	MaxDepth int
 	// Links says what a stream's symbolic links out of its tree are, see [LoadTar].
 	Links LinkPolicy
 
@@ -102,7 +104,7 @@ func (t *treeWriter) hostFile(file HostFile) error {
 		return fail(ErrSource, file.Path, "it is not a regular file", nil)
 	case t.tw == nil:
 		if t.found != nil && fi.Size() >= LargeFile {
-			*t.found = append(*t.found, large{file.Name, fi, fileMode(fi, t.opt), reopen})
+			*t.found = append(*t.found, large{name: file.Name, info: fi, mode: fileMode(fi, t.opt), open: reopen})
 		}
 		t.done(fi.Size())
 		return nil
@@ -263,6 +265,9 @@ func (t *treeWriter) entry(src Source, base, name string) error {
 	if t.opt.MaxName > 0 && len(t.opt.Prefix)+len(name) > t.opt.MaxName {
 		return failf(ErrLimit, name, "its path has more than %d bytes", t.opt.MaxName)
 	}
+	if t.opt.MaxDepth > 0 && strings.Count(name, "/") >= t.opt.MaxDepth {
+		return failf(ErrLimit, name, "more than %d levels deep", t.opt.MaxDepth)
+	}
 	if t.opt.Follow && fi.Mode()&fs.ModeSymlink != 0 {
 		at, real, err := src.follow(base)
 		if err != nil {
@@ -395,7 +400,7 @@ func (t *treeWriter) file(src Source, base, name string, fi fs.FileInfo) error {
 			if t.opt.Follow {
 				reopen = src.reopen(base)
 			}
-			*t.found = append(*t.found, large{name, fi, fileMode(fi, t.opt), reopen})
+			*t.found = append(*t.found, large{name: name, info: fi, mode: fileMode(fi, t.opt), open: reopen})
 		}
 		t.done(fi.Size())
 		return nil
@@ -433,11 +438,19 @@ func (t *treeWriter) content(f fs.File, fi fs.FileInfo, name string) error {
 // copy copies the content of a file. The size that fi says was promised: exactly that many bytes must come, and the file
 // must look the same afterwards.
 func (t *treeWriter) copy(w io.Writer, f fs.File, fi fs.FileInfo, name string) error {
-	for left := fi.Size(); left > 0; {
+	if err := t.exactly(w, f, fi.Size(), name); err != nil {
+		return err
+	}
+	return t.still(f, fi, name)
+}
+
+// exactly copies so many bytes of a file.
+func (t *treeWriter) exactly(w io.Writer, r io.Reader, size int64, name string) error {
+	for left := size; left > 0; {
 		if t.ctx.Err() != nil {
 			return context.Cause(t.ctx)
 		}
-		n, err := io.ReadFull(f, t.buf[:min(left, int64(len(t.buf)))])
+		n, err := io.ReadFull(r, t.buf[:min(left, int64(len(t.buf)))])
 		if _, werr := w.Write(t.buf[:n]); werr != nil {
 			return t.writeError(werr)
 		}
@@ -453,6 +466,11 @@ func (t *treeWriter) copy(w io.Writer, f fs.File, fi fs.FileInfo, name string) e
 			t.progress()
 		}
 	}
+	return nil
+}
+
+// still makes sure that a file that was copied looks as it did before.
+func (t *treeWriter) still(f fs.File, fi fs.FileInfo, name string) error {
 	after, err := f.Stat()
 	if err != nil {
 		return sourceError(name, err)
