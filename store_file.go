@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -122,8 +123,12 @@ func (s *FileStore) Put(ctx context.Context, record Record, owner string) (Claim
 
 // Claim implements [Store].
 func (s *FileStore) Claim(ctx context.Context, attempt, owner string) (Claim, error) {
-	return s.claim(ctx, attempt, owner, func(e fileEntry) bool {
-		return e.Owner == owner || e.record.State == StateLeased || !s.alive(e.Owner)
+	return s.claim(ctx, attempt, owner, func(e fileEntry) (bool, error) {
+		if e.Owner == owner || e.record.State == StateLeased {
+			return true, nil
+		}
+		alive, err := s.alive(e.Owner)
+		return !alive, err
 	})
 }
 
@@ -166,7 +171,13 @@ func someClaims(claims []Claim, err error) error {
 	return err
 }
 
-func (s *FileStore) isDue(e fileEntry) bool { return !s.alive(e.Owner) && !e.Due.After(time.Now()) }
+func (s *FileStore) isDue(e fileEntry) (bool, error) {
+	if e.Due.After(time.Now()) {
+		return false, nil
+	}
+	alive, err := s.alive(e.Owner)
+	return !alive, err
+}
 
 func (s *FileStore) nextDue() (attempt string, ok bool) {
 	s.mu.Lock()
@@ -185,11 +196,12 @@ func (s *FileStore) findDue(ctx context.Context, op string) error {
 		due     time.Time
 	}
 	var due []found
-	if err := s.scan(ctx, op, "", func(attempt string, e fileEntry) bool {
-		if s.isDue(e) {
+	if err := s.scan(ctx, op, "", func(attempt string, e fileEntry) (bool, error) {
+		isDue, err := s.isDue(e)
+		if isDue {
 			due = append(due, found{attempt, e.Due})
 		}
-		return true
+		return true, err
 	}); err != nil {
 		return err
 	}
@@ -226,13 +238,18 @@ func (s *FileStore) Renew(ctx context.Context, owner string, ttl time.Duration) 
 	return storeFault(op, s.replace(s.ownerPath(owner), data, false))
 }
 
-func (s *FileStore) alive(owner string) bool {
+// alive reports whether an owner lives. One whose file is not there, or was torn when the machine died, does not; one
+// whose file cannot be read is not dead for that: this process may have no files left to open.
+func (s *FileStore) alive(owner string) (bool, error) {
 	if owner == "" {
-		return false
+		return false, nil
+	}
+	data, err := readRegular(s.ownerPath(owner))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, errUnreadable) {
+		return false, nil
 	}
 	var o fileOwner
-	data, err := readRegular(s.ownerPath(owner))
-	return err == nil && json.Unmarshal(data, &o) == nil && time.Now().Before(o.Until)
+	return err == nil && json.Unmarshal(data, &o) == nil && time.Now().Before(o.Until), err
 }
 
 // Update implements [Store].
@@ -263,17 +280,18 @@ func (s *FileStore) Delete(ctx context.Context, claim Claim) error {
 // List implements [Store].
 func (s *FileStore) List(ctx context.Context, after string, limit int) ([]Entry, error) {
 	var entries []Entry
-	err := s.scan(ctx, "list records", after, func(_ string, e fileEntry) bool {
-		if len(entries) < limit {
-			entries = append(entries, Entry{Record: e.record, Owner: e.Owner, Alive: s.alive(e.Owner), Due: e.Due})
+	err := s.scan(ctx, "list records", after, func(_ string, e fileEntry) (bool, error) {
+		alive, err := s.alive(e.Owner)
+		if err == nil && len(entries) < limit {
+			entries = append(entries, Entry{Record: e.record, Owner: e.Owner, Alive: alive, Due: e.Due})
 		}
-		return len(entries) < limit
+		return len(entries) < limit, err
 	})
 	return entries, err
 }
 
 // claim gives owner the record of attempt, if free says so.
-func (s *FileStore) claim(ctx context.Context, attempt, owner string, free func(fileEntry) bool) (Claim, error) {
+func (s *FileStore) claim(ctx context.Context, attempt, owner string, free func(fileEntry) (bool, error)) (Claim, error) {
 	const op = "claim record"
 	if err := checkOwner(op, owner); err != nil {
 		return Claim{}, err
@@ -287,12 +305,16 @@ func (s *FileStore) claim(ctx context.Context, attempt, owner string, free func(
 	}
 	defer lock.release()
 	e, err := s.read(attempt)
+	may := false
+	if err == nil {
+		may, err = free(e)
+	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return Claim{}, &Error{Op: op, Kind: KindNotFound, Message: "there is no record of this attempt"}
 	case err != nil:
 		return Claim{}, storeFault(op, err)
-	case !free(e):
+	case !may:
 		return Claim{}, &Error{Op: op, Kind: KindConflict, Message: "the record is held by another owner, or not due"}
 	}
 	return s.grant(op, lock, e, owner)
@@ -423,7 +445,8 @@ func (s *FileStore) read(attempt string) (fileEntry, error) {
 	return e, nil
 }
 
-// readRegular reads a small regular file, and nothing else: it follows no link and waits for no pipe.
+// readRegular reads a small regular file, and nothing else: it follows no link and waits for no pipe, one that is put in
+// the file's place at this moment included.
 func readRegular(path string) ([]byte, error) {
 	info, err := os.Lstat(path)
 	if err != nil {
@@ -432,11 +455,16 @@ func readRegular(path string) ([]byte, error) {
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("%w: not a regular file", errUnreadable)
 	}
-	f, err := os.Open(path)
+	f, err := os.OpenFile(path, os.O_RDONLY|openFileOnly, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
+	if opened, err := f.Stat(); err != nil {
+		return nil, err
+	} else if !opened.Mode().IsRegular() {
+		return nil, fmt.Errorf("%w: not a regular file", errUnreadable)
+	}
 	data, err := io.ReadAll(io.LimitReader(f, maxRecordFile+1))
 	if err != nil {
 		return nil, err
@@ -447,9 +475,9 @@ func readRegular(path string) ([]byte, error) {
 	return data, nil
 }
 
-// scan calls f for the records after one, in order, until it returns false. What is no record is reported and left; what
-// dead writers left behind is removed.
-func (s *FileStore) scan(ctx context.Context, op, after string, f func(attempt string, e fileEntry) bool) error {
+// scan calls f for the records after one, in order, until it returns false or an error. What is no record is reported and
+// left; what dead writers left behind is removed. A record that could not be looked at is no reason to go on without it.
+func (s *FileStore) scan(ctx context.Context, op, after string, f func(attempt string, e fileEntry) (bool, error)) error {
 	files, err := os.ReadDir(s.dir)
 	if err != nil {
 		return storeFault(op, err)
@@ -463,15 +491,20 @@ func (s *FileStore) scan(ctx context.Context, op, after string, f func(attempt s
 		switch {
 		case form != nil && form[1] <= after:
 		case form != nil:
-			e, err := s.readLocked(ctx, op, form[1])
+			lock, err := s.lock(ctx, op, form[1])
+			if err != nil {
+				return err
+			}
+			e, err := s.read(form[1])
+			lock.release()
 			switch {
 			case err == nil:
-				if !f(form[1], e) {
-					return nil
+				if more, err := f(form[1], e); err != nil || !more {
+					return storeFault(op, err)
 				}
 			case errors.Is(err, fs.ErrNotExist): // removed meanwhile
-			case ctx.Err() != nil:
-				return err
+			case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE): // which says nothing of the file
+				return storeFault(op, err)
 			default:
 				s.report(file, err)
 			}
@@ -484,15 +517,6 @@ func (s *FileStore) scan(ctx context.Context, op, after string, f func(attempt s
 	}
 	s.sweepOwners(ctx, op)
 	return nil
-}
-
-func (s *FileStore) readLocked(ctx context.Context, op, attempt string) (fileEntry, error) {
-	lock, err := s.lock(ctx, op, attempt)
-	if err != nil {
-		return fileEntry{}, err
-	}
-	defer lock.release()
-	return s.read(attempt)
 }
 
 // report tells once of a file that is no record.
@@ -539,7 +563,7 @@ func (s *FileStore) sweepOwners(ctx context.Context, op string) {
 			continue
 		}
 		if lock, err := s.lock(ctx, op, owner); err == nil {
-			if !s.alive(owner) {
+			if alive, err := s.alive(owner); err == nil && !alive {
 				_ = os.Remove(path)
 			}
 			lock.release()

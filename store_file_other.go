@@ -7,6 +7,8 @@ import (
 	"os"
 )
 
+const openFileOnly = 0
+
 // tryLock fails: there is no lock here that ends with the process.
 func tryLock(*os.File) (bool, error) { return false, errors.ErrUnsupported }
 

@@ -9,6 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// openFileOnly makes opening fail for a link, and not wait for a pipe.
+const openFileOnly = unix.O_NOFOLLOW | unix.O_NONBLOCK
+
 // tryLock takes the advisory lock of a file, until the file is closed or the process ends. It does not wait.
 func tryLock(f *os.File) (bool, error) {
 	for {

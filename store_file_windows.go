@@ -8,6 +8,8 @@ import (
 	"golang.org/x/sys/windows"
 )
 
+const openFileOnly = 0
+
 // tryLock takes the lock of a file, until the file is closed or the process ends. It does not wait. The locked byte lies
 // beyond any content: on Windows nobody else could read what is locked.
 func tryLock(f *os.File) (bool, error) {
