@@ -54,7 +54,8 @@ func faultyTree(t *testing.T) string {
 	dir := t.TempDir()
 	writeFiles(t, dir, map[string]string{"d/small": "new", "empty": "", "d/run": "new"})
 	large := filepath.Join(dir, "d", "large")
-	if err := errors.Join(os.WriteFile(large, []byte("large"), 0o640), os.Truncate(large, archive.LargeFile+5),
+	fillFile(t, large, archive.LargeFile+5)
+	if err := errors.Join(os.Chmod(large, 0o640),
 		os.Symlink("d/small", filepath.Join(dir, "link")), os.Chmod(filepath.Join(dir, "d", "run"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
@@ -440,10 +441,8 @@ func TestF2HostKilledInATransfer(t *testing.T) {
 	l := r.acquired(t)
 	local := t.TempDir()
 	large := filepath.Join(local, "large") // reports come every 50 ms
-	writeFiles(t, local, map[string]string{"d/small": "new", "large": "new"})
-	if err := os.Truncate(large, 128<<20); err != nil {
-		t.Fatal(err)
-	}
+	writeFiles(t, local, map[string]string{"d/small": "new"})
+	fillFile(t, large, 128<<20)
 	for name, export := range map[string]bool{"import": false, "export": true} {
 		t.Run(name, func(t *testing.T) {
 			host := t.TempDir()

@@ -181,13 +181,6 @@ func TestF2SandboxWithNothingFree(t *testing.T) {
 	}
 }
 
-type zeros struct{}
-
-func (zeros) Read(p []byte) (int, error) {
-	clear(p)
-	return len(p), nil
-}
-
 func TestFilesThatChangeUnderAnImport(t *testing.T) {
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
@@ -214,14 +207,7 @@ func TestFilesThatChangeUnderAnImport(t *testing.T) {
 				writeFiles(t, dir, map[string]string{"y": ""})
 			}
 			for file, size := range sizes {
-				f, err := os.OpenFile(in(dir, file), os.O_WRONLY, 0)
-				if err != nil {
-					t.Fatal(err)
-				}
-				_, err = io.CopyN(f, zeros{}, size)
-				if err := errors.Join(err, f.Close()); err != nil {
-					t.Fatal(err)
-				}
+				fillFile(t, in(dir, file), size)
 			}
 			var once atomic.Bool
 			progress := func(p Progress) {

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -38,6 +39,26 @@ func writeFiles(t testing.TB, dir string, files map[string]string) {
 			t.Fatal(err)
 		}
 	}
+}
+
+// fillFile makes a file of zeros that has no holes.
+func fillFile(t testing.TB, path string, size int64) {
+	t.Helper()
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = io.CopyN(f, zeros{}, size)
+	if err := errors.Join(err, f.Close()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) {
+	clear(p)
+	return len(p), nil
 }
 
 // tree returns what is below dir: mode, size or target, and content of small files, by name. Directories and the
@@ -522,12 +543,7 @@ func TestFilesThatChangeWhileTheyAreReadEndTheImport(t *testing.T) {
 	l := r.acquired(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "growing.log")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(file, 16<<20); err != nil {
-		t.Fatal(err)
-	}
+	fillFile(t, file, 16<<20)
 	grow := func(p Progress) {
 		if p.Bytes > 0 && !p.Done {
 			if err := os.Truncate(file, 17<<20); err != nil {
@@ -633,12 +649,7 @@ func TestF3MemoryDoesNotGrowWithTheTransfer(t *testing.T) {
 		size = 1 << 30
 	}
 	big := filepath.Join(host, "big")
-	if err := os.WriteFile(big, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Truncate(big, size); err != nil {
-		t.Fatal(err)
-	}
+	fillFile(t, big, size)
 	var before runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
