@@ -4,11 +4,15 @@ package leasehold
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
+	"runtime/debug"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,7 +21,8 @@ import (
 
 // The benchmarks move a tree through the library and the embedded backend and, in the same run, through "tar c | tar x".
 // They report the speed of the one as a percentage of the other, of the fastest run of each, since whatever else the
-// machine does only ever makes a run slower. LEASEHOLD_BENCH_MIB is the size of the one large file,
+// machine does only ever makes a run slower. They also report the requests of one transfer, and by how much the resident
+// memory of library, backend and test together grew at most (Linux). LEASEHOLD_BENCH_MIB is the size of the one large file,
 // 256 unless set.
 func BenchmarkImport2000Files(b *testing.B) { benchmarkTransfer(b, false, smallFiles) }
 func BenchmarkExport2000Files(b *testing.B) { benchmarkTransfer(b, true, smallFiles) }
@@ -59,20 +64,9 @@ func benchmarkTransfer(b *testing.B, export bool, fill func(*testing.B, string) 
 	if _, err := exec.LookPath("tar"); err != nil {
 		b.Skip("tar is missing")
 	}
-	server, err := emulator.Start(emulator.Options{})
-	if err != nil {
-		b.Fatal(err)
-	}
+	server, p, l := benchLease(b)
 	defer server.Close()
-	p, err := newProvider(Config{APIKey: server.APIKey(), APIURL: server.URL()})
-	if err != nil {
-		b.Fatal(err)
-	}
 	defer p.Close(context.Background())
-	l, err := p.Acquire(b.Context(), request())
-	if err != nil {
-		b.Fatal(err)
-	}
 	base := b.TempDir()
 	src := filepath.Join(base, "src")
 	if err := os.Mkdir(src, 0o755); err != nil {
@@ -86,6 +80,8 @@ func benchmarkTransfer(b *testing.B, export bool, fill func(*testing.B, string) 
 		src = filepath.Join(l.Ref().Workspace, "src")
 	}
 	ours, theirs := time.Duration(math.MaxInt64), time.Duration(math.MaxInt64)
+	var requests int
+	rss := watchRSS()
 	for b.Loop() {
 		b.StopTimer()
 		plain, dest := filepath.Join(base, "plain"), filepath.Join(base, "dest")
@@ -102,8 +98,10 @@ func benchmarkTransfer(b *testing.B, export bool, fill func(*testing.B, string) 
 			b.Fatalf("%v: %s", err, out)
 		}
 		theirs = min(theirs, time.Since(start))
+		server.ResetRequests()
 		b.StartTimer()
 		start = time.Now()
+		var err error
 		if export {
 			_, err = l.Exporter().Dir(b.Context(), "src", dest, ExportOptions{})
 		} else {
@@ -113,6 +111,80 @@ func benchmarkTransfer(b *testing.B, export bool, fill func(*testing.B, string) 
 		if err != nil {
 			b.Fatal(err)
 		}
+		requests = len(server.Requests())
 	}
 	b.ReportMetric(100*theirs.Seconds()/ours.Seconds(), "%of-tar|tar")
+	b.ReportMetric(float64(requests), "requests/op")
+	if grown, ok := rss(); ok {
+		b.ReportMetric(float64(grown)/(1<<20), "MiB-RSS-growth")
+	}
+}
+
+// watchRSS returns a function that says by how much the peak of the resident memory has grown since.
+func watchRSS() func() (int64, bool) {
+	runtime.GC()
+	debug.FreeOSMemory()
+	reset := os.WriteFile("/proc/self/clear_refs", []byte("5"), 0) == nil
+	before, known := peakRSS()
+	return func() (int64, bool) {
+		after, ok := peakRSS()
+		return after - before, reset && known && ok
+	}
+}
+
+// peakRSS reads the most memory that the process had resident.
+func peakRSS() (int64, bool) {
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		return 0, false
+	}
+	_, rest, _ := strings.Cut(string(status), "VmHWM:")
+	var kib int64
+	if _, err := fmt.Sscanf(rest, "%d kB", &kib); err != nil {
+		return 0, false
+	}
+	return kib << 10, true
+}
+
+// BenchmarkExportTerminal exports from a sandbox whose disk is full.
+func BenchmarkExportTerminal(b *testing.B) {
+	needTerminal(b)
+	server, p, l := benchLease(b)
+	defer server.Close()
+	defer p.Close(context.Background())
+	own := filepath.Join(l.Ref().Workspace, sentinelDir)
+	tinyDisk(b, own, "64k")
+	fill(b, own, false)
+	const size = 64 << 20
+	source, dest := filepath.Join(l.Ref().Workspace, "t", "f"), filepath.Join(b.TempDir(), "dest")
+	noise(b, source, size)
+	b.SetBytes(size)
+	rss := watchRSS()
+	for b.Loop() {
+		result, err := l.Exporter().Dir(b.Context(), "t", dest, ExportOptions{})
+		if err != nil || result.Route != RouteTerminal {
+			b.Fatalf("%+v, %v", result, err)
+		}
+	}
+	if grown, ok := rss(); ok {
+		b.ReportMetric(float64(grown)/(1<<20), "MiB-RSS-growth")
+	}
+	sameFile(b, source, filepath.Join(dest, "f"))
+}
+
+// benchLease returns a lease on an embedded backend.
+func benchLease(b *testing.B) (*emulator.Server, *provider, *Lease) {
+	server, err := emulator.Start(emulator.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	p, err := newProvider(Config{APIKey: server.APIKey(), APIURL: server.URL()})
+	if err != nil {
+		b.Fatal(err)
+	}
+	l, err := p.Acquire(b.Context(), request())
+	if err != nil {
+		b.Fatal(err)
+	}
+	return server, p, l
 }

@@ -58,7 +58,7 @@ type ExportOptions struct {
 	// for a directory, the mode that the local directory had before, else 0755.
 	Mode fs.FileMode
 	// StallTimeout ends an export that makes no progress for so long with [ErrTimeout]: nothing arrives, and the sandbox's
-	// tar reads nothing. However slow, progress is progress. 0 is [DefaultStallTimeout], negative is none.
+	// tar writes nothing. However slow, progress is progress. 0 is [DefaultStallTimeout], negative is none.
 	StallTimeout time.Duration
 	// Progress is called from time to time, at most every 50 ms and from one goroutine at a time, and once more with
 	// Done at the end of a transfer that succeeded. When an export has to begin anew, the counts do, too. Nil: no reports.
@@ -250,7 +250,7 @@ func (x *Exporter) run(ctx context.Context, op string, options ExportOptions, pr
 		t.done()
 		return TransferResult{Duration: time.Since(start)}, nil
 	}
-	ctx, watch := watchStall(ctx, options.StallTimeout)
+	ctx, watch := t.watch(ctx, options.StallTimeout, path.Base(job.request.Scratch), []string{job.request.Scratch})
 	defer watch.end()
 	m := &meter{report: options.Progress}
 	route := RouteFiles
@@ -273,7 +273,7 @@ func (x *Exporter) run(ctx context.Context, op string, options ExportOptions, pr
 }
 
 // exportPieces has the archive made, and extracts it as it is downloaded.
-func (t *transfer) exportPieces(ctx context.Context, job exportJob, m *meter, watch *stall) (archive.Summary, error) {
+func (t *transfer) exportPieces(ctx context.Context, job exportJob, m *meter, watch *watch) (archive.Summary, error) {
 	r, err := t.openPieces(ctx, job.request, watch.moved)
 	if err != nil {
 		return archive.Summary{}, err

@@ -285,7 +285,7 @@ func TestConcurrentTransfersOfOneDirectory(t *testing.T) {
 }
 
 // tinyDisk mounts a disk of a size such as "2m".
-func tinyDisk(t *testing.T, dir, size string) {
+func tinyDisk(t testing.TB, dir, size string) {
 	t.Helper()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)

@@ -16,12 +16,11 @@ type pieceReader struct {
 	t       *transfer
 	ctx     context.Context
 	request archive.RemoteExport
-	moved   func() // called whenever something was seen to go on in the sandbox
+	moved   func() // called when something arrived
 
 	ready    []archive.Piece // whole, and not read to the end
 	next     int             // number of the piece after those
 	end      *archive.Reply  // the script's last word
-	busy     int64           // what it had on the disk when it was asked before
 	body     *resumingReader // of the first ready piece; nil when there is none under way
 	sum      archive.Sum     // of what was read of it
 	received int64
@@ -142,12 +141,7 @@ func (p *pieceReader) take(reply archive.Reply) error {
 		}
 	}
 	switch reply.Word {
-	case "":
-	case archive.WordBusy:
-		if reply.Bytes != p.busy {
-			p.busy = reply.Bytes
-			p.moved()
-		}
+	case "", archive.WordBusy:
 	case archive.WordOK:
 		if reply.Bytes <= 0 {
 			return p.t.refused("")

@@ -17,7 +17,7 @@ import (
 const terminalCleanupTimeout = 5 * time.Second
 
 // throughTerminal exports without a file in the sandbox, see [RouteTerminal].
-func (x *Exporter) throughTerminal(ctx context.Context, op string, job exportJob, m *meter, watch *stall) (archive.Summary, error) {
+func (x *Exporter) throughTerminal(ctx context.Context, op string, job exportJob, m *meter, watch *watch) (archive.Summary, error) {
 	t, err := x.l.transfer(ctx, op)
 	if err != nil {
 		return archive.Summary{}, err
@@ -39,7 +39,10 @@ func (x *Exporter) throughTerminal(ctx context.Context, op string, job exportJob
 		conn.Close()
 		t.closeTerminal(ctx, id)
 	}()
-	term := archive.NewTerminal(watchedTerminal{conn, watch}, job.request, limit)
+	term := archive.NewTerminal(struct {
+		io.Reader
+		io.Writer
+	}{watch.reader(conn), conn}, job.request, limit)
 	o := job.extraction
 	o.ReserveStep = 1 // the free space is asked for before each write
 	m.state = Progress{}
@@ -104,18 +107,4 @@ func (t *transfer) closeTerminal(ctx context.Context, id string) {
 		return
 	}
 	remove()
-}
-
-// watchedTerminal says what arrives to the watch.
-type watchedTerminal struct {
-	io.ReadWriter
-	watch *stall
-}
-
-func (w watchedTerminal) Read(p []byte) (int, error) {
-	n, err := w.ReadWriter.Read(p)
-	if n > 0 {
-		w.watch.moved()
-	}
-	return n, err
 }

@@ -3,11 +3,16 @@
 package leasehold
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -28,7 +33,7 @@ func needTerminal(t testing.TB) {
 }
 
 // fill writes to a disk until there is no room, or makes files until there are no inodes.
-func fill(t *testing.T, dir string, inodes bool) {
+func fill(t testing.TB, dir string, inodes bool) {
 	t.Helper()
 	text := `dd if=/dev/zero of="$0/filler" bs=4096 2>/dev/null; [ -s "$0/filler" ]`
 	if inodes {
@@ -148,4 +153,206 @@ func shellWith(t *testing.T, profile string) string {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// fullLease is a lease whose own directory has no room.
+func fullLease(t *testing.T, options emulator.Options) (*rig, *Lease) {
+	t.Helper()
+	needTerminal(t)
+	r := newRig(t, Config{}, options)
+	l := r.acquired(t)
+	own := filepath.Join(l.Ref().Workspace, sentinelDir)
+	tinyDisk(t, own, "64k")
+	fill(t, own, false)
+	return r, l
+}
+
+const connectPath = "/toolbox/*/process/pty/*/connect"
+
+// What goes wrong with a terminal is an error that changes nothing, and the next export works.
+func TestF2TerminalThatFails(t *testing.T) {
+	r, l := fullLease(t, emulator.Options{})
+	ws, host := l.Ref().Workspace, t.TempDir()
+	noise(t, filepath.Join(ws, "t", "f"), 3<<20)
+	noise(t, filepath.Join(ws, "t", "g"), 3<<20)
+	writeFiles(t, host, map[string]string{"dest/earlier": "kept", "file": "kept"})
+	before := tree(t, host)
+	small := filepath.Join(t.TempDir(), "small")
+	tinyDisk(t, small, "1m")
+	for name, tc := range map[string]struct {
+		faults  []emulator.Fault
+		options ExportOptions
+		dest    string
+		want    Kind
+	}{
+		"disconnects at once":     {faults: []emulator.Fault{{Path: connectPath, Action: emulator.CloseSocket, Bytes: 0}}, want: KindUnavailable},
+		"disconnects half way":    {faults: []emulator.Fault{{Path: connectPath, Action: emulator.CloseSocket, Bytes: 2 << 20}}, want: KindUnavailable},
+		"slow consumer":           {faults: []emulator.Fault{{Path: connectPath, Action: emulator.CloseSocket, Code: 1008, Body: "slow consumer", Bytes: 2 << 20}}, want: KindUnavailable},
+		"resets":                  {faults: []emulator.Fault{{Path: connectPath, Action: emulator.ResetReply, Bytes: 1 << 20}}, want: KindUnavailable},
+		"falls silent":            {faults: []emulator.Fault{{Path: connectPath, Action: emulator.SilentSocket, Bytes: 1 << 20}}, options: ExportOptions{StallTimeout: 1e9}, want: KindTimeout},
+		"repeats itself":          {faults: []emulator.Fault{{Path: connectPath, Action: emulator.ReplayPrefix, Bytes: 1 << 20}}, want: KindProtocol},
+		"cannot be made":          {faults: []emulator.Fault{{Method: "POST", Path: "/toolbox/*/process/pty", Action: emulator.StatusBefore, Status: 500}}, want: KindUnavailable},
+		"larger than the disk":    {faults: []emulator.Fault{{Path: "/api/sandbox/*", Action: emulator.MergeReply, Body: `{"disk":0.004}`, Count: -1}}, want: KindLimit},
+		"the host keeps a space":  {options: ExportOptions{Reserve: 1 << 60}, want: KindLimit},
+		"the host has no room":    {options: ExportOptions{Reserve: -1}, dest: small, want: KindIO},
+		"the host has few bytes":  {options: ExportOptions{Reserve: 512 << 10}, dest: small, want: KindLimit},
+		"more than was permitted": {options: ExportOptions{MaxBytes: 4 << 20}, want: KindLimit},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r.server.SetFaults(tc.faults...)
+			defer r.server.SetFaults()
+			dest := host
+			if tc.dest != "" {
+				dest = tc.dest
+			}
+			_, err := l.Exporter().Dir(t.Context(), "t", filepath.Join(dest, "dest"), tc.options)
+			wantError(t, err, tc.want)
+			r.wantHits(t)
+			if diff := cmp.Diff(before, tree(t, host)); diff != "" {
+				t.Errorf("host mismatch (-before +after):\n%s", diff)
+			}
+			wantNoScratch(t, l, dest)
+			wantNoTerminals(t, r, l)
+		})
+	}
+	for name, faults := range map[string][]emulator.Fault{
+		"its creation's answer is lost": {{Method: "POST", Path: "/toolbox/*/process/pty", Action: emulator.DropAfter}},
+		"its removal's answer is lost":  {{Method: "DELETE", Path: "/toolbox/**", Action: emulator.DropAfter, Count: 2}},
+		"its removal fails at first":    {{Method: "DELETE", Path: "/toolbox/**", Action: emulator.StatusBefore, Status: 502, Count: 2}},
+		"all goes well":                 nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			r.server.SetFaults(faults...)
+			defer r.server.SetFaults()
+			dest := filepath.Join(t.TempDir(), "dest")
+			if _, err := l.Exporter().Dir(t.Context(), "t", dest, ExportOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			r.wantHits(t)
+			sameFile(t, filepath.Join(ws, "t", "f"), filepath.Join(dest, "f"))
+			wantNoTerminals(t, r, l)
+		})
+	}
+	for name, tc := range map[string]struct {
+		do   func() error
+		want Kind
+	}{
+		"unsafe link": {func() error {
+			if err := os.Symlink("/etc", filepath.Join(ws, "t", "etc")); err != nil {
+				t.Fatal(err)
+			}
+			_, err := l.Exporter().Dir(t.Context(), "t", filepath.Join(host, "dest"), ExportOptions{})
+			return err
+		}, KindUnsafe},
+		"file that is a link": {func() error {
+			_, err := l.Exporter().File(t.Context(), "t/etc", filepath.Join(host, "file"), ExportOptions{})
+			return err
+		}, KindUnsafe},
+		"file that is missing": {func() error {
+			_, err := l.Exporter().File(t.Context(), "t/nope", filepath.Join(host, "file"), ExportOptions{})
+			return err
+		}, KindNotFound},
+	} {
+		t.Run(name, func(t *testing.T) {
+			wantError(t, tc.do(), tc.want)
+			if diff := cmp.Diff(before, tree(t, host)); diff != "" {
+				t.Errorf("host mismatch (-before +after):\n%s", diff)
+			}
+			wantNoTerminals(t, r, l)
+		})
+	}
+}
+
+// wantNoTerminals fails the test if a terminal is left in the sandbox.
+func wantNoTerminals(t *testing.T, r *rig, l *Lease) {
+	t.Helper()
+	drained(t, l)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.server.URL()+"/toolbox/"+l.Ref().Sandbox+"/process/pty", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.URL.Path = strings.Replace(request.URL.Path, "/api/toolbox", "/toolbox", 1)
+	request.Header.Set("Authorization", "Bearer "+r.server.APIKey())
+	resp, err := (&http.Client{Transport: r.server.Transport()}).Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	var list struct {
+		Sessions []struct {
+			ID string `json:"id"`
+		} `json:"sessions"`
+	}
+	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil || resp.StatusCode != http.StatusOK || list.Sessions == nil {
+		t.Fatalf("list of terminals: %v, status %d", err, resp.StatusCode)
+	}
+	if len(list.Sessions) > 0 {
+		t.Errorf("terminals are left: %v", list.Sessions)
+	}
+}
+
+// A context that ends while a terminal sends: the caller returns at once, and nothing is left on either side.
+func TestF3CancelledTerminalLeavesNothing(t *testing.T) {
+	r, l := fullLease(t, emulator.Options{})
+	host := t.TempDir()
+	noise(t, filepath.Join(l.Ref().Workspace, "t", "f"), 8<<20)
+	writeFiles(t, host, map[string]string{"dest/earlier": "kept"})
+	before := tree(t, host)
+	cause := errors.New("the user left")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	defer cancel(nil)
+	r.server.SetFaults(emulator.Fault{Method: "DELETE", Path: "/toolbox/**", Delay: 2 * time.Second})
+	var at time.Time
+	_, err := l.Exporter().Dir(ctx, "t", filepath.Join(host, "dest"), ExportOptions{Progress: func(p Progress) {
+		if at.IsZero() && p.Bytes > 1<<20 {
+			at = time.Now()
+			cancel(cause)
+		}
+	}})
+	if late := time.Since(at); late > time.Second {
+		t.Errorf("returned %v after the context ended", late)
+	}
+	if wantError(t, err, KindCanceled); !errors.Is(err, cause) {
+		t.Errorf("%v does not hold the context's cause", err)
+	}
+	wantNoScratch(t, l, host)
+	r.wantHits(t)
+	if diff := cmp.Diff(before, tree(t, host)); diff != "" {
+		t.Errorf("host mismatch (-before +after):\n%s", diff)
+	}
+}
+
+// The tools that a terminal needs are named when they are missing, or of another make.
+func TestTerminalNeedsItsTools(t *testing.T) {
+	for tool, replace := range map[string]string{"base64": "base64", "GNU tar": "tar", "GNU dd": "dd", "sha256sum": "", "bash": ""} {
+		t.Run(tool, func(t *testing.T) {
+			t.Parallel()
+			r, l := fullLease(t, emulator.Options{Shell: "bash"})
+			bin := t.TempDir()
+			for _, name := range []string{"sh", "bash", "tar", "dd", "base64", "sha256sum", "tee", "sed", "head", "stty"} {
+				path, err := exec.LookPath(name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				switch name {
+				case tool: // missing
+				case replace:
+					err = os.WriteFile(filepath.Join(bin, name), []byte("#!/bin/sh\nexit 1\n"), 0o755)
+				default:
+					err = os.Symlink(path, filepath.Join(bin, name))
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			home := r.server.Sandbox(l.Ref().Sandbox).Home()
+			writeFiles(t, home, map[string]string{".bash_profile": "PATH=" + bin + "\n"})
+			writeFiles(t, l.Ref().Workspace, map[string]string{"t/f": strings.Repeat("x", 100_000)})
+			_, err := l.Exporter().Dir(t.Context(), "t", filepath.Join(t.TempDir(), "dest"), ExportOptions{})
+			if e := wantError(t, err, KindQuota); !strings.Contains(e.Error(), tool) {
+				t.Errorf("%q does not name %s", e.Error(), tool)
+			}
+			wantNoTerminals(t, r, l)
+		})
+	}
 }

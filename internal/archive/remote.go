@@ -171,7 +171,7 @@ func command(text string, args ...string) string {
 // Reply is what a script said.
 type Reply struct {
 	Word    Word     // empty for an export that said no more than its pieces
-	Bytes   int64    // of the archive; of [WordBusy], KiB on the disk; of a refused source, which one it is, from 0
+	Bytes   int64    // of the archive; of a refused source, which one it is, from 0
 	Sockets []string // names that an export left out, at most [MaxSkipped]
 	// SocketCount counts all that it left out.
 	SocketCount int

@@ -6,8 +6,8 @@
 # "make" begins, and goes on in the background if there is more than one piece; "take" removes those that are not needed
 # any more. Both wait until the wanted one is whole, and then say, each line after the scratch directory's name:
 # "piece <number> <sum> <bytes>" for each one that is ("-" where there is no cksum), and, when nothing more will come,
-# "skip <path>" for each socket and one last word: "ok <bytes>" or why there is no archive. "busy <KiB>" means that nothing
-# became whole yet, and how much is on the disk.
+# "skip <path>" for each socket and one last word: "ok <bytes>" or why there is no archive. "busy" means that nothing became
+# whole for half a minute.
 set -u
 umask 077
 LC_ALL=C COPYFILE_DISABLE=1
@@ -35,16 +35,16 @@ room() {
 answer() {
   n=0 lost=0 dot=
   until { read -r sum size dot <"$s/sum.$from"; } 2>/dev/null && [ "$dot" = . ] || [ -f "$s/ended" ]; do
-    if [ -s "$s/pid" ] && kill -0 "$(cat "$s/pid" 2>/dev/null)" 2>/dev/null; then lost=0
-    elif [ -s "$s/pid" ]; then lost=$((lost+50)) # it may have ended a moment ago
+    if [ -s "$s/maker" ] && kill -0 "$(cat "$s/maker" 2>/dev/null)" 2>/dev/null; then lost=0
+    elif [ -s "$s/maker" ]; then lost=$((lost+50)) # it may have ended a moment ago
     else lost=$((lost+1)) # or not begun yet
     fi
-    if [ $lost -gt 250 ]; then
+    if [ $lost -gt 250 ] || [ ! -d "$s" ]; then
       room 0 '' || { say nospace; exit 0; }
       say gone
       exit 0
     fi
-    [ $n -lt 1000 ] || { say busy "$(du -k "$s" 2>/dev/null | tail -n 1 | cut -f 1)"; exit 0; }
+    [ $n -lt 1000 ] || { say busy; exit 0; }
     if [ $n -lt 50 ] && sleep 0.02 2>/dev/null; then n=$((n+1))
     elif sleep 0.2 2>/dev/null; then n=$((n+10))
     else sleep 1; n=$((n+50))
@@ -93,7 +93,7 @@ if ! err=$({ [ -d "$base" ] || mkdir -p "$base"; } 2>&1 && mkdir "$s" 2>&1); the
   room 0 "$err" || fail nospace
   fail scratch
 fi
-err=$({ echo $$ >"$s/pid" && mkfifo "$s/pipe" "$s/end" && printf '' >"$s/log"; } 2>&1) || {
+err=$({ echo $$ >"$s/maker" && mkfifo "$s/pipe" "$s/end" && printf '' >"$s/log"; } 2>&1) || {
   room 0 "$err" || fail nospace
   fail scratch
 }
@@ -201,7 +201,7 @@ if piece; then
     exec 3<&-
     quit
   ) &
-  echo $! >"$s/pid"
+  echo $! >"$s/maker"
   answer
 fi
 [ -n "$word" ] || verdict

@@ -1,9 +1,11 @@
-# Sends an archive through a raw terminal. Bash; arguments: a mark, the size of a chunk in characters, the seconds that it
-# waits for each request, "strict" or "live", and then "dir", a directory and arguments for tar, or "files" and absolute
-# paths. It writes nothing but to the terminal.
+# Sends an archive through a raw terminal. Bash; arguments: a mark, the size of a chunk in bytes, the seconds that it waits
+# for each request, "strict" or "live", and then "dir", a directory and arguments for tar, or "files" and absolute paths.
+# It writes nothing but to the terminal.
 #
-# To each line "next <number>", from 0 on, it answers with a line of base64, the next chunk of the archive; behind the
-# last one, with "<mark> skip <path>" for each socket and "<mark> ok <sha256>", or "<mark> <why not>". It ends with the next line.
+# It says "<mark> ready", a line with a byte of each value, and "<mark> probed", and is told "raw" or "base64". To each line "next <number>",
+# from 0 on, it answers with a chunk and a newline: a chunk has the full size, base64 text may be shorter at the end. Behind
+# the last one it says "<mark> skip <path>" for each socket and "<mark> ok <sha256>", or "<mark> <why not>" at any time.
+# It ends with the next line.
 set -u
 exec 2>/dev/null
 export LC_ALL=C COPYFILE_DISABLE=1
@@ -41,7 +43,7 @@ fi
 exec 6<> <(:)
 archive() {
   local log rc
-  { log=$(cd "$src" && exec tar -c -f - "$@" 2>&1 >&7 7>&-); rc=$?; } 7>&1
+  { log=$(cd "$src" && exec tar -c -b $((size/512)) -f - "$@" 2>&1 >&7 7>&-); rc=$?; } 7>&1
   if [ "$kind" = dir ]; then
     sed -n 's/^[^ ]*tar: \(.*\): socket ignored$/skip \1/p' <<<"$log" | head -c 32768 | sed -n '/./p' >&6
   fi
@@ -50,12 +52,26 @@ archive() {
   else case $log in *[Dd]enied* | *'ot permitted'*) echo denied ;; *) echo archive ;; esac
   fi >&6
 }
-exec 5< <(archive "$@" | tee >(sha256sum >&6) | base64 -w 0)
-
 say ready
+for ((i = 0; i < 256; i++)); do
+  printf -v octal %03o $i
+  printf "\\$octal"
+done
+printf '\n'
+say probed
+hear || exit 0
+# Records of tar are as large as chunks, so that all are full; what a tar that died leaves is filled up.
+full=
+case $word in
+  raw)
+    full=conv=sync
+    exec 5< <(archive "$@" | tee >(sha256sum >&6))
+    ;;
+  *) exec 5< <(archive "$@" | tee >(sha256sum >&6) | base64 -w 0) ;;
+esac
 expected=0
 while hear && [ "$word" = next ] && [ "$number" = "$expected" ]; do
-  { count=$(dd bs="$size" count=1 iflag=fullblock 2>&1 >&7 <&5); } 7>&1
+  { count=$(dd bs="$size" count=1 iflag=fullblock $full 2>&1 >&7 <&5); } 7>&1
   case $count in
     0+0*) ;;
     *) printf '\n'; expected=$((expected+1)); continue ;;

@@ -19,11 +19,9 @@ import (
 //go:embed remote_terminal.sh
 var terminalScript string
 
-// A terminal carries the archive as base64: then neither its line discipline nor anything on the way can take a byte for
-// a command, and where a chunk ends is plain.
 const (
-	// terminalChunk is how many characters the sandbox sends before it waits. The daemon drops a client for whom more than
-	// 256 frames wait, and a frame may be as small as a write to a terminal that the kernel splits: 2 KiB.
+	// terminalChunk is how many bytes the sandbox sends before it waits. The daemon drops a client for whom more than 256
+	// frames wait, and a frame may be as small as a write to a terminal that the kernel splits: 2 KiB.
 	terminalChunk = 256 << 10
 	// terminalNoise bounds what a login shell prints before it does as it was told.
 	terminalNoise = 1 << 20
@@ -34,7 +32,8 @@ const (
 
 // Terminal reads the archive of a [RemoteExport] from a terminal on which a login shell runs. The sandbox sends one chunk
 // at a time, and the next one only when Read is called and all earlier bytes have been taken. It ends with io.EOF only
-// when tar has ended well and the digest of what was read is the one of what tar wrote.
+// when tar has ended well and the digest of what was read is the one of what tar wrote. Where the way to the terminal
+// proves to keep every byte, the archive comes as it is, else as base64.
 type Terminal struct {
 	rw    io.ReadWriter
 	in    *bufio.Reader
@@ -43,6 +42,7 @@ type Terminal struct {
 	limit int64
 
 	began bool
+	plain bool   // every byte survives the way
 	chunk []byte // decoded, not read yet
 	text  []byte // space for a chunk as it arrives
 	space []byte // and decoded
@@ -96,6 +96,9 @@ func (t *Terminal) Read(p []byte) (int, error) {
 	for len(t.chunk) == 0 {
 		if t.err == nil {
 			t.err = t.more()
+			if t.err == io.EOF && t.reply == nil { // of the connection, which proves nothing
+				t.err = fail(ErrCorrupt, "", "the terminal ended before the archive", nil)
+			}
 		}
 		if t.err != nil {
 			return 0, t.err
@@ -123,19 +126,21 @@ func (t *Terminal) more() error {
 	if _, err := fmt.Fprintf(t.rw, "next %d\n", t.next); err != nil {
 		return err
 	}
-	text, err := t.line(terminalChunk)
-	if err != nil {
+	end := []byte(t.mark + " ")
+	start, err := t.in.Peek(len(end))
+	if err != nil && err != io.EOF {
 		return err
 	}
-	if bytes.HasPrefix(text, []byte(t.mark)) {
+	if bytes.Equal(start, end) {
+		text, err := t.line(t.mostEnd())
+		if err != nil {
+			return err
+		}
 		return t.finish(text)
 	}
-	if t.space == nil {
-		t.space = make([]byte, base64.StdEncoding.DecodedLen(terminalChunk))
-	}
-	n, err := base64.StdEncoding.Strict().Decode(t.space, text)
-	if err != nil || n == 0 {
-		return errNoise
+	n, err := t.frame()
+	if err != nil {
+		return err
 	}
 	t.chunk = t.space[:n]
 	t.size += int64(n)
@@ -147,6 +152,39 @@ func (t *Terminal) more() error {
 	return nil
 }
 
+// mostEnd is the length of the longest line that ends an archive.
+func (t *Terminal) mostEnd() int { return len(t.mark) + 64<<10 }
+
+// frame reads a chunk into t.space, and returns its length.
+func (t *Terminal) frame() (int, error) {
+	if t.plain {
+		if _, err := io.ReadFull(t.in, t.space); err != nil {
+			return 0, noEnd(err)
+		}
+		if b, err := t.in.ReadByte(); err != nil || b != '\n' {
+			return 0, errNoise
+		}
+		return len(t.space), nil
+	}
+	text, err := t.line(terminalChunk)
+	if err != nil {
+		return 0, err
+	}
+	n, err := base64.StdEncoding.Strict().Decode(t.space, text)
+	if err != nil || n == 0 {
+		return 0, errNoise
+	}
+	return n, nil
+}
+
+// noEnd keeps the end of the connection from being taken for the archive's.
+func noEnd(err error) error {
+	if err == io.ErrUnexpectedEOF {
+		return io.EOF // which Read turns into an error of its own
+	}
+	return err
+}
+
 // begin starts the script, and waits until it is ready.
 func (t *Terminal) begin() error {
 	t.began = true
@@ -154,7 +192,7 @@ func (t *Terminal) begin() error {
 	if _, err := io.WriteString(t.rw, t.launch()); err != nil {
 		return err
 	}
-	said, err := t.await()
+	_, said, err := t.await(terminalNoise)
 	if err != nil {
 		return err
 	}
@@ -174,29 +212,42 @@ func (t *Terminal) begin() error {
 	if string(text) != t.mark+" ready" {
 		return t.finish(text)
 	}
-	return nil
+	// A line discipline, or whatever carries the terminal, might take some bytes for commands, or for text.
+	probe, said, err := t.await(4 << 10)
+	if err != nil {
+		return err
+	}
+	if said != "probed" {
+		return errNoise
+	}
+	want := make([]byte, 256, 257)
+	for i := range want {
+		want[i] = byte(i)
+	}
+	want = append(want, '\n')
+	mode := "base64\n"
+	if t.plain = bytes.Equal(probe, want); t.plain {
+		mode = "raw\n"
+	}
+	t.space = make([]byte, terminalChunk)
+	_, err = io.WriteString(t.rw, mode)
+	return err
 }
 
-// await skips what a login shell prints, up to the mark, and returns the rest of its line.
-func (t *Terminal) await() (string, error) {
+// await reads up to the mark, and returns what was before it and the rest of its line.
+func (t *Terminal) await(most int) (before []byte, said string, _ error) {
 	want := []byte(t.mark + " ")
-	have := make([]byte, 0, len(want))
-	for n := 0; ; n++ {
+	for !bytes.HasSuffix(before, want) {
 		b, err := t.in.ReadByte()
-		switch {
-		case err != nil:
-			return "", err
-		case n > terminalNoise:
-			return "", errNoise
+		if err != nil {
+			return nil, "", err
 		}
-		if have = append(have, b); len(have) > len(want) {
-			have = have[:copy(have, have[1:])]
-		}
-		if bytes.Equal(have, want) {
-			text, err := t.line(200)
-			return string(text), err
+		if before = append(before, b); len(before) > most {
+			return nil, "", errNoise
 		}
 	}
+	text, err := t.line(200)
+	return before[:len(before)-len(want)], string(text), err
 }
 
 // line reads a line of at most so many characters, without its end. Its bytes are valid until the next call.
