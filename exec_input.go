@@ -122,7 +122,8 @@ func (in *input) peek(ctx context.Context, limit int, d time.Duration) error {
 	return nil
 }
 
-// next returns the next chunk, and whether it is the last.
+// next returns the next chunk, and whether it is the last. The last one is empty: a command that reads to the end can end
+// only after it is known that all before has reached it.
 func (in *input) next(ctx context.Context) (chunk []byte, last bool, err error) {
 	for len(in.ahead) == 0 && !in.ended {
 		select {
@@ -135,7 +136,7 @@ func (in *input) next(ctx context.Context) (chunk []byte, last bool, err error) 
 	}
 	n := min(len(in.ahead), script.MaxChunk)
 	chunk, in.ahead = in.ahead[:n], in.ahead[n:]
-	return chunk, in.ended && len(in.ahead) == 0, nil
+	return chunk, in.ended && n == 0, nil
 }
 
 // feeder delivers an input while the command runs, on either transport: chunk by chunk into a pipe that the command's

@@ -156,7 +156,9 @@ func (r *journalRun) resolve(life context.Context, lost error) error {
 	refusals := 0
 	for pause := (backoff{}); ; {
 		wait := r.wait(time.Second)
-		frame, err := r.ask(ctx, r.journal.Settle(wait), wait)
+		callCtx, cancel := context.WithTimeout(ctx, resolveCall) // one that is never answered leaves time for another
+		frame, err := r.ask(callCtx, r.journal.Settle(wait), wait)
+		cancel()
 		switch {
 		case refused(err):
 			if refusals++; refusals == maxRefusals {
