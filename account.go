@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"regexp"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -15,7 +16,7 @@ type account struct {
 	endpoint   string
 	credential string        // fingerprint of endpoint and credential
 	asked      chan struct{} // closed when the API was asked for the organisation, whatever came of it
-	ask        sync.Once
+	ask        atomic.Bool   // somebody has begun to
 
 	mu       sync.Mutex
 	attested string // fingerprint of endpoint and organisation; empty: not attested yet
@@ -85,13 +86,17 @@ const attestTime = 5 * time.Second
 // beginning: without it a rotated key could not account for a creation whose reply never came. All that come meanwhile
 // wait. Without an answer the record names the credential alone.
 func (p *provider) attestOnce(ctx context.Context) {
-	p.account.ask.Do(func() {
+	if p.account.ask.CompareAndSwap(false, true) {
 		defer close(p.account.asked)
 		limited, cancel := context.WithTimeout(ctx, attestTime)
 		defer cancel()
 		_, _ = p.attest(limited)
-	})
-	<-p.account.asked
+		return
+	}
+	select {
+	case <-p.account.asked:
+	case <-ctx.Done():
+	}
 }
 
 // attest asks the API afresh for our organisation, and returns its fingerprint. If the API answers and has no sandbox by

@@ -257,7 +257,7 @@ func (l *Lease) toolbox(ctx context.Context) (*daytona.Toolbox, error) {
 	if box := l.resolved(); box != nil {
 		return box, nil
 	}
-	if _, err := l.p.ledger.adopt(ctx, "resolve", l.ref); err != nil {
+	if err := l.p.ledger.resolve(ctx, "resolve", l.ref); err != nil {
 		return nil, err
 	}
 	sb, err := l.p.readOwned(ctx, "resolve", l.ref)

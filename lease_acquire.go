@@ -143,8 +143,9 @@ type acquisition struct {
 
 	mu        sync.Mutex // guards what follows: the caller may leave, and take a record with it, at any time
 	creation  CreationOperation
-	submitted bool   // a creation request may have been sent, and was not refused
-	refused   bool   // one was refused, by an answer in the provider's own shape
+	submitted bool   // the last creation request may have been sent, and may have made something
+	refused   bool   // it was refused, by an answer in the provider's own shape
+	earlier   bool   // one before it was
 	observed  string // id of the sandbox, once seen with name and labels right
 	phase     Phase  // under way
 	first     *Error // the first failure, with its phase and time
@@ -338,7 +339,9 @@ func (a *acquisition) submit(work context.Context) (*daytona.Sandbox, error) {
 	cfg := &a.p.cfg
 	a.mu.Lock()
 	left, creation := a.left, a.creation
-	a.submitted = !left
+	if a.submitted = !left; !left {
+		a.earlier, a.refused = a.earlier || a.refused, false // that says nothing of this one
+	}
 	a.mu.Unlock()
 	if left {
 		return nil, &Error{Op: a.op, Kind: KindCanceled, Dispatched: DispatchedNo}
@@ -396,15 +399,16 @@ func (a *acquisition) compensate(work context.Context, err error) *Error {
 	defer func() { a.p.log(first) }()
 	a.mu.Lock()
 	submitted, refused, observed, creation := a.submitted, a.refused, a.observed, a.creation
+	made := submitted || refused || a.earlier // something, perhaps
 	a.mu.Unlock()
-	if !submitted && !refused {
+	if !made {
 		a.p.ledger.settle(work, creation.Attempt)
 		return first
 	}
 	if observed == "" {
 		sb, err := a.sight(work, 0)
 		if err != nil {
-			if refused && absentByName(err) {
+			if (refused || !submitted) && absentByName(err) {
 				a.p.ledger.settle(work, creation.Attempt)
 				return first
 			}

@@ -3,6 +3,8 @@ package leasehold
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,9 +23,10 @@ type ledger struct {
 	timeout time.Duration // of one call of the store
 
 	mu      sync.Mutex
-	claims  map[string]Claim // by attempt: what we hold, with the record as it was written last
-	loose   map[string]debt  // by attempt: what the store could not be told yet
-	renewed time.Time        // when the last renewal that succeeded was begun
+	claims  map[string]Claim         // by attempt: what we hold, with the record as it was written last
+	loose   map[string]debt          // by attempt: what the store could not be told yet
+	paying  map[string]chan struct{} // by attempt: closed when what was owed was told, or could not be again
+	renewed time.Time                // when the last renewal that succeeded was begun
 	beats   context.CancelFunc
 	beating sync.WaitGroup
 }
@@ -37,7 +40,7 @@ type debt struct {
 func newLedger(cfg *Config) *ledger {
 	return &ledger{
 		store: cfg.Store, owner: "host-" + uuid.NewString(), ttl: cfg.ClaimTime, timeout: cfg.CallTimeout,
-		claims: make(map[string]Claim), loose: make(map[string]debt),
+		claims: make(map[string]Claim), loose: make(map[string]debt), paying: make(map[string]chan struct{}),
 	}
 }
 
@@ -71,15 +74,9 @@ func (g *ledger) put(ctx context.Context, op string, record Record) (claim Claim
 }
 
 // adopt makes a lease ours that another host, or an earlier life of this one, may have acquired. It reports whether there
-// was no record of it.
+// was no record of it. That we hold it already proves nothing: another host may have taken it over since.
 func (g *ledger) adopt(ctx context.Context, op string, ref LeaseRef) (added bool, err error) {
 	if g.store == nil {
-		return false, nil
-	}
-	g.mu.Lock()
-	claim, held := g.claims[ref.Attempt]
-	g.mu.Unlock()
-	if held && claim.Record.State == StateLeased {
 		return false, nil
 	}
 	err = g.change(ctx, op, ref, func(r *Record, isNew bool) {
@@ -92,6 +89,19 @@ func (g *ledger) adopt(ctx context.Context, op string, ref LeaseRef) (added bool
 		r.State, r.Failures, r.Outcome, r.Status, r.TriedAt = StateLeased, 0, "", 0, time.Time{}
 	})
 	return added, err
+}
+
+// resolve makes a lease ours, if nothing says that it is already.
+func (g *ledger) resolve(ctx context.Context, op string, ref LeaseRef) error {
+	g.mu.Lock()
+	claim, held := g.claims[ref.Attempt]
+	_, owed := g.loose[ref.Attempt]
+	g.mu.Unlock()
+	if held && !owed && claim.Record.State == StateLeased {
+		return nil
+	}
+	_, err := g.adopt(ctx, op, ref)
+	return err
 }
 
 // end records, before anything is done about it, that a lease is to be given back, and how.
@@ -110,11 +120,14 @@ func (g *ledger) end(ctx context.Context, op string, ref LeaseRef, how Dispositi
 
 // change claims the record of a lease, or adds one, and writes it.
 func (g *ledger) change(ctx context.Context, op string, ref LeaseRef, f func(r *Record, added bool)) error {
+	owed, owes, err := g.redeem(ctx, ref.Attempt)
+	if err != nil {
+		return failed(op, err)
+	}
 	g.mu.Lock()
 	claim, held := g.claims[ref.Attempt]
-	delete(g.loose, ref.Attempt)
 	g.mu.Unlock()
-	err := error(ErrFenced)
+	err = ErrFenced
 	if held {
 		f(&claim.Record, false)
 		err = g.update(ctx, claim)
@@ -130,6 +143,9 @@ func (g *ledger) change(ctx context.Context, op string, ref LeaseRef, f func(r *
 			g.leave(ctx, ref.Attempt)
 			return &Error{Op: op, Kind: KindNotOwned, Sandbox: ref.Sandbox, Dispatched: DispatchedNo, Message: "its durable record is of another lease"}
 		case err == nil:
+			if !owes {
+				owed, owes = debt{record: claim.Record.clone()}, true
+			}
 			lease := ref.clone()
 			claim.Record.Lease, claim.Record.Envelope.Observed = &lease, ref.Sandbox
 			f(&claim.Record, false)
@@ -147,6 +163,9 @@ func (g *ledger) change(ctx context.Context, op string, ref LeaseRef, f func(r *
 		return nil
 	}
 	mapped := storeError(op, err)
+	if owes && mapped.Kind != KindFenced && mapped.Kind != KindNotFound { // what we took, or were done with, is not ours to keep
+		g.owe(ref.Attempt, owed)
+	}
 	mapped.Sandbox, mapped.Dispatched = ref.Sandbox, DispatchedNo
 	if mapped.Kind == KindConflict {
 		mapped.Retryable, mapped.Message = true, "another process is giving the sandbox back"
@@ -272,10 +291,12 @@ func (g *ledger) detached(ctx context.Context) (context.Context, context.CancelF
 	return context.WithTimeout(context.WithoutCancel(ctx), g.timeout)
 }
 
-// pay tells the store, once it can be reached, that we are done with a record.
+// pay tells the store, once it can be reached, that we are done with a record. Until then the claim is kept: a new one
+// could be taken from a host that has taken the lease over.
 func (g *ledger) pay(ctx context.Context, attempt string, d debt) {
 	g.mu.Lock()
 	claim, held := g.claims[attempt]
+	delete(g.loose, attempt)
 	g.mu.Unlock()
 	err := g.try(ctx, func(ctx context.Context, _ bool) (err error) {
 		if !held {
@@ -283,15 +304,37 @@ func (g *ledger) pay(ctx context.Context, attempt string, d debt) {
 				return err
 			}
 			held = true
+			g.hold(claim)
 		}
 		if d.removed {
 			return g.store.Delete(ctx, claim)
 		}
 		return g.store.Release(ctx, claim, d.record, 0)
 	})
-	g.drop(claim)
 	if err != nil && !errors.Is(err, ErrFenced) && !errors.Is(err, ErrNotFound) {
 		g.owe(attempt, d)
+		return
+	}
+	g.drop(claim)
+}
+
+// redeem takes what is owed off the list, for a caller who will see to the record itself. It waits while it is being paid.
+func (g *ledger) redeem(ctx context.Context, attempt string) (owed debt, owes bool, err error) {
+	for {
+		g.mu.Lock()
+		paying := g.paying[attempt]
+		if paying == nil {
+			owed, owes = g.loose[attempt]
+			delete(g.loose, attempt)
+			g.mu.Unlock()
+			return owed, owes, nil
+		}
+		g.mu.Unlock()
+		select {
+		case <-paying:
+		case <-ctx.Done():
+			return debt{}, false, ctxError(ctx)
+		}
 	}
 }
 
@@ -421,11 +464,24 @@ func (g *ledger) beat(ctx context.Context) {
 // payAll tries once more to tell the store what it could not be told.
 func (g *ledger) payAll(ctx context.Context) {
 	g.mu.Lock()
-	loose := g.loose
-	g.loose = make(map[string]debt)
+	loose := slices.Collect(maps.Keys(g.loose))
 	g.mu.Unlock()
-	for attempt, d := range loose {
+	for _, attempt := range loose {
+		g.mu.Lock()
+		d, owed := g.loose[attempt]
+		paid := make(chan struct{})
+		if owed {
+			g.paying[attempt] = paid
+		}
+		g.mu.Unlock()
+		if !owed {
+			continue
+		}
 		g.pay(ctx, attempt, d)
+		g.mu.Lock()
+		delete(g.paying, attempt)
+		g.mu.Unlock()
+		close(paid)
 	}
 }
 

@@ -580,3 +580,61 @@ func sweep(t *testing.T, s *Sweeper) SweepReport {
 	}
 	return report
 }
+
+// TestResumeTakesOverEvenWhatWasOurs: a host that resumes a lease holds it, though another host had taken it over since it
+// first held it, and has died.
+func TestResumeTakesOverEvenWhatWasOurs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{Store: newMemoryStore()})
+		l, err := w.Acquire(t.Context(), request())
+		if err != nil {
+			t.Fatal(err)
+		}
+		other := w.another(t, Config{})
+		for _, p := range []*provider{other, w.provider} {
+			if _, err := p.Resume(t.Context(), l.Ref()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		other.die()
+		time.Sleep(2 * w.cfg.ClaimTime)
+		if report := sweep(t, sweeper(t, w.provider, SweeperOptions{})); report != (SweepReport{}) {
+			t.Errorf("Sweep() beside the host that resumed the lease last = %+v, want nothing", report)
+		}
+		w.wantSandboxes(t, 1)
+	})
+}
+
+// TestDebtsTakeNothingOver: a host that could not give a record up does not take it, later, from one that uses the lease.
+func TestDebtsTakeNothingOver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := newMemoryStore()
+		down := false
+		store := &hookStore{Store: inner, before: func(string, string) error {
+			if down {
+				return errDown
+			}
+			return nil
+		}}
+		w := newWorld(t, Config{Store: store, Reuse: true})
+		l, err := w.Acquire(t.Context(), request())
+		if err != nil {
+			t.Fatal(err)
+		}
+		store.change(func() { down = true })
+		if _, err := w.Release(t.Context(), l.Ref(), ReleaseOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		next := rigProvider(t, w.server, Config{Store: inner, Timeout: time.Minute, CallTimeout: 5 * time.Second})
+		defer func() { _ = next.Close(context.Background()) }()
+		if _, err := next.Resume(t.Context(), l.Ref()); err != nil {
+			t.Fatal(err)
+		}
+		store.change(func() { down = false })
+		time.Sleep(2 * w.cfg.ClaimTime)
+		entries, err := inner.List(t.Context(), "", 10)
+		if err != nil || len(entries) != 1 || entries[0].Owner != next.ledger.owner {
+			t.Errorf("List() = %+v, %v, want the lease in the hands of the host that resumed it", entries, err)
+		}
+	})
+}

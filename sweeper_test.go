@@ -489,3 +489,22 @@ func TestEscalationIsNoFlood(t *testing.T) {
 		t.Errorf("escalates after %v failures, want %v", got, want)
 	}
 }
+
+// TestL2AnEarlierRefusalProvesNothing: a creation that a rate limit refused was sent again and not answered: that it is
+// not visible does not make it absent.
+func TestL2AnEarlierRefusalProvesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{Store: newMemoryStore()})
+		w.server.SetFaults(
+			emulator.Fault{Method: "POST", Path: "/api/sandbox", Action: emulator.StatusBefore, Status: 429, Body: structured(429, "slow down"), Header: http.Header{"Retry-After": {"1"}}},
+			emulator.Fault{Method: "POST", Path: "/api/sandbox", Action: emulator.DropBefore, Count: -1},
+		)
+		_, err := w.Acquire(t.Context(), request())
+		if e := wantError(t, err, KindUncertain); e.Cleanup == nil {
+			t.Errorf("error = %+v, want an envelope", e)
+		}
+		if r := one(t, w.cfg.Store); r.State != StateCreating {
+			t.Errorf("the store holds %+v, want the creation, unresolved", r)
+		}
+	})
+}
