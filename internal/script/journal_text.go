@@ -41,7 +41,7 @@ _record=$_dir/$_id _stdout=$_dir/$_id.o _stderr=$_dir/$_id.e
 _memory=/dev/shm/.leasehold-$_user
 _refusal=$_memory-$_id
 _rich=${ZSH_VERSION-}${BASH_VERSION-}
-_won= _new= _started= _birth= _process=$_known_process
+_won= _new= _birth= _process=$_known_process
 
 # Prints the frame with this state.
 frame() {
@@ -64,13 +64,14 @@ piece() {
 { if [ $2 -gt 0 ]; then dd bs=1 skip=$2 count=0; fi; dd bs=$_inline count=1; } <"$1"
 }
 
-# Reads the record: the command's process, its start time, its exit, and which of its streams have ended.
+# Reads the record: the command's process, its start time, that it took over, its exit, and which of its streams have ended.
 consult() {
-_exit= _stdout_ended= _stderr_ended=
+_started= _exit= _stdout_ended= _stderr_ended=
 [ -f "$_record" ] || return
 while read -r _word _value _rest; do
 case $_word:$_value in
 pid:*) _process=$_value _birth=$_rest;;
+started:*) _started=1;;
 exit:*) _exit=$_value;;
 empty:o|copied:o) _stdout_ended=1;;
 empty:e|copied:e) _stderr_ended=1;;
@@ -296,8 +297,13 @@ done
 frame stopped
 `)
 
-// signal sends the signal $_signal to the command's process group.
-var signal = code(`if ! exited && [ "$_process" ] && alive && kill -$_signal -$_process; then frame sent; else frame run; fi
+// signal sends the signal $_signal to the command's process group. One that comes while the profiles are read is kept for the
+// command, for a second.
+var signal = code(`for _try in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+if exited || [ "$_started" ]; then break; fi
+sleep 0.05
+done
+if ! exited && [ "$_process" ] && alive && kill -$_signal -$_process; then frame sent; else frame run; fi
 `)
 
 // leftovers empties journals whose results were taken: $_taken.
