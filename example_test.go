@@ -1,6 +1,8 @@
 package leasehold_test
 
 import (
+	"archive/tar"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"testing/fstest"
+	"time"
 
 	"github.com/leasehold-go/leasehold"
 )
@@ -189,6 +193,73 @@ func ExampleImporter_Dir() {
 	}
 	fmt.Printf("%d bytes in, %d bytes out: %q\n", in.Bytes, out.Bytes, sorted)
 	// Output: 4 bytes in, 4 bytes out: "a\nb\n"
+}
+
+// An embedded tool is a read-only bundle: the second import finds it in its place, and sends nothing.
+func ExampleImporter_FS() {
+	ctx := context.Background()
+	lease, done := exampleLease(ctx)
+	defer done()
+	tools := fstest.MapFS{"greet": {Data: []byte("#!/bin/sh\necho hello\n"), Mode: 0o755}}
+	options := leasehold.ImportOptions{
+		Access: leasehold.AccessReadOnly,
+		After:  []leasehold.Command{{Args: []string{"./tools/greet"}, Timeout: time.Minute, Stdout: os.Stdout}},
+	}
+	for range 2 {
+		result, err := lease.Importer().FS(ctx, tools, "tools", options)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("sent %d, unchanged %d\n", result.Entries, result.Unchanged)
+	}
+	// Output:
+	// hello
+	// sent 1, unchanged 0
+	// hello
+	// sent 0, unchanged 1
+}
+
+// Files go to places of their own in one upload. None is put there before all have arrived.
+func ExampleImporter_Files() {
+	ctx := context.Background()
+	lease, done := exampleLease(ctx)
+	defer done()
+	local, err := os.MkdirTemp("", "example")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(local)
+	key := filepath.Join(local, "key")
+	if err := os.WriteFile(key, []byte("secret"), 0o600); err != nil {
+		log.Fatal(err)
+	}
+	result, err := lease.Importer().Files(ctx, []leasehold.FileMapping{
+		{Local: key, Remote: "conf/key"},
+		{Local: key, Remote: "shared/key", Mode: 0o640},
+	}, leasehold.ImportOptions{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(result.Entries, "files,", result.Bytes, "bytes")
+	// Output: 2 files, 12 bytes
+}
+
+// A stream is checked on its way. A damaged or hostile one changes nothing.
+func ExampleImporter_Tar() {
+	ctx := context.Background()
+	lease, done := exampleLease(ctx)
+	defer done()
+	var stream bytes.Buffer
+	w := tar.NewWriter(&stream)
+	if err := w.WriteHeader(&tar.Header{Name: "../../etc/profile", Mode: 0o644}); err != nil {
+		log.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		log.Fatal(err)
+	}
+	_, err := lease.Importer().Tar(ctx, &stream, "src", leasehold.ImportOptions{})
+	fmt.Println(errors.Is(err, leasehold.ErrUnsafe))
+	// Output: true
 }
 
 // The reply to a creation is lost. The sandbox is found by the name that was chosen before the request, and adopted.
