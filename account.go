@@ -79,6 +79,16 @@ func (a *account) proves(t target, attested string) bool {
 // for it.
 func (t target) attested() bool { return t.account != "" && t.account != t.credential }
 
+// proveOurs proves, where the credential alone does not, that the target is of our account, before its durable record is
+// taken over: to take it from a host of another account would be to take the sandbox.
+func (p *provider) proveOurs(ctx context.Context, op string, t target) error {
+	if p.cfg.Store == nil || t.credential == p.account.credential {
+		return nil
+	}
+	_, err := p.read(ctx, op, t)
+	return err
+}
+
 // attestTime bounds the question before the first creation, which can do without the answer.
 const attestTime = 5 * time.Second
 

@@ -116,6 +116,10 @@ func (p *provider) Cleanup(ctx context.Context, envelope CleanupEnvelope) (_ Rec
 	}
 	return background(ctx, op, func() (Receipt, error) {
 		defer finish()
+		if err := p.proveOurs(work, op, envelope.target()); err != nil && !errors.Is(err, ErrGone) {
+			p.log(failed(op, err))
+			return Receipt{}, err
+		}
 		if err := p.ledger.reclaim(work, op, envelope); err != nil {
 			p.log(failed(op, err))
 			return Receipt{}, err // the record would be looked for by its name for ever, if it never learnt the id
@@ -127,7 +131,7 @@ func (p *provider) Cleanup(ctx context.Context, envelope CleanupEnvelope) (_ Rec
 			return Receipt{}, inPhase(PhaseDelete, err)
 		}
 		p.accounted(envelope.Attempt)
-		p.ledger.settle(work, envelope.Attempt)
+		p.ledger.settle(work, envelope.Attempt, true)
 		return receipt, nil
 	})
 }

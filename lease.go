@@ -257,8 +257,16 @@ func (l *Lease) toolbox(ctx context.Context) (*daytona.Toolbox, error) {
 	if box := l.resolved(); box != nil {
 		return box, nil
 	}
-	if err := l.p.ledger.resolve(ctx, "resolve", l.ref); err != nil {
+	if err := l.p.proveOurs(ctx, "resolve", l.ref.target()); err != nil {
 		return nil, err
+	}
+	if l.open.Err() == nil { // else it is being given back, which is recorded as that
+		open, done := l.whileOpen(ctx)
+		err := l.p.ledger.resolve(open, "resolve", l.ref)
+		done()
+		if err != nil {
+			return nil, err
+		}
 	}
 	sb, err := l.p.readOwned(ctx, "resolve", l.ref)
 	if err != nil {

@@ -213,7 +213,7 @@ func (a *acquisition) run(work, step context.Context) (LeaseRef, error) {
 	}
 	return ref, a.p.ledger.note(step, a.op, ref.Attempt, func(r *Record) {
 		lease := ref.clone()
-		r.State, r.Lease = StateLeased, &lease
+		r.State, r.Lease, r.Envelope.Account = StateLeased, &lease, a.p.account.known()
 		if a.reuse {
 			r.Orphan = OrphanStop
 		}
@@ -298,12 +298,14 @@ func (a *acquisition) create(work, step context.Context) (id string, err error) 
 			a.creation = a.p.newCreation(a.request.Scope, a.reuse, a.request.Labels)
 			a.submitted = false
 			a.mu.Unlock()
-			a.p.ledger.settle(work, refused)
+			a.p.ledger.settle(work, refused, true)
 			if err := a.commit(step); err != nil {
 				return "", err
 			}
 		case refusal.Structured && (refusal.Unauthorized() || refusal.Forbidden()):
 			a.settled(false) // refused before the request was looked at; a look at the name would be, too
+			return "", failed(a.op, err)
+		case refusal.Structured && refusal.StartFailed(): // a sandbox was made, and is left behind
 			return "", failed(a.op, err)
 		case refusal.Structured && refusal.Status < 500 && refusal.Status != 408:
 			a.mu.Lock()
@@ -363,6 +365,7 @@ func (a *acquisition) created(work context.Context, sb *daytona.Sandbox) (id str
 	t := a.creation.target()
 	a.mu.Unlock()
 	if t.describes(sb) {
+		a.p.account.learn(a.p.account.of(sb.OrganizationID))
 		return sb.ID, nil
 	}
 	if sb, err := a.sight(work, sightingTime); err == nil {
@@ -402,14 +405,14 @@ func (a *acquisition) compensate(work context.Context, err error) *Error {
 	made := submitted || refused || a.earlier // something, perhaps
 	a.mu.Unlock()
 	if !made {
-		a.p.ledger.settle(work, creation.Attempt)
+		a.p.ledger.settle(work, creation.Attempt, true)
 		return first
 	}
 	if observed == "" {
 		sb, err := a.sight(work, 0)
 		if err != nil {
 			if (refused || !submitted) && absentByName(err) {
-				a.p.ledger.settle(work, creation.Attempt)
+				a.p.ledger.settle(work, creation.Attempt, true)
 				return first
 			}
 			if submitted {
@@ -436,7 +439,7 @@ func (a *acquisition) compensate(work context.Context, err error) *Error {
 		a.p.ledger.leave(work, creation.Attempt)
 		return first
 	}
-	a.p.ledger.settle(work, creation.Attempt)
+	a.p.ledger.settle(work, creation.Attempt, true)
 	return first
 }
 

@@ -28,7 +28,8 @@ func receiptTime() time.Time { return time.Now().UTC().Round(0) }
 // ReleaseOptions change what [Provider.Release] does. The zero value stops a reusable sandbox and deletes another one.
 type ReleaseOptions struct {
 	// Retain stops the sandbox even if it is not reusable, after having switched off its automatic deletion and read
-	// that back: it stays until it is resumed or destroyed, or its lifetime ends.
+	// that back: it stays until it is resumed or destroyed, or its lifetime ends. With Config.Store it fails with
+	// [ErrStore], and stops nothing, if the store cannot be told that a sandbox that was to be deleted is to be kept.
 	Retain bool
 	// Archive moves the stopped sandbox to cold storage, where it does not count against the storage quota. The
 	// receipt says stopped: it does not wait for the move to end.
@@ -89,20 +90,26 @@ func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, how Di
 		}
 		defer unlock()
 		defer p.forget(l)
-		if l.hasClosers() {
-			// Nothing of the sandbox is touched, its sessions included, before it is known to be ours.
-			if _, err := p.read(work, op, ref.target()); errors.Is(err, ErrNotOwned) {
-				l.abandon()
-				p.log(failed(op, err))
-				return Receipt{}, err
+		// Nothing of the sandbox is touched, its sessions and its record included, before it is known to be ours.
+		err = p.proveOurs(work, op, ref.target())
+		if err == nil && l.hasClosers() {
+			if _, err = p.read(work, op, ref.target()); !errors.Is(err, ErrNotOwned) {
+				err = nil // the closers and the end of the sandbox will tell
 			}
+		}
+		if err != nil && !errors.Is(err, ErrGone) {
+			l.abandon()
+			p.log(failed(op, err))
+			return Receipt{}, err
 		}
 		drain, cancel := context.WithTimeout(work, min(drainTime, p.cfg.Timeout/4)) // most of the budget is for the sandbox
 		defer cancel()
 		l.close(drain)
 		if err := p.ledger.end(work, op, ref, how); err != nil {
 			p.log(failed(op, err))
-			if !errors.Is(err, ErrStore) { // else giving back is better than waiting for the store
+			// Else giving back is better than waiting for the store; but what is to be kept, and is recorded as to be
+			// deleted, is not given to the sweep.
+			if !errors.Is(err, ErrStore) || how != OrphanDestroy && !ref.Reuse {
 				return Receipt{}, err
 			}
 		}
@@ -112,7 +119,7 @@ func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, how Di
 			p.ledger.leave(work, ref.Attempt)
 			return receipt, err
 		}
-		p.ledger.settle(work, ref.Attempt)
+		p.ledger.settle(work, ref.Attempt, receipt.State == ReceiptDestroyed)
 		return receipt, nil
 	})
 }

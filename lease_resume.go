@@ -60,7 +60,7 @@ func (p *provider) resume(work context.Context, op string, ref LeaseRef) (*Lease
 		p.log(mapped)
 		switch {
 		case mapped.Reason == ReasonNotFound, mapped.Reason == ReasonExpired, added && mapped.Kind == KindNotOwned:
-			p.ledger.settle(work, ref.Attempt)
+			p.ledger.settle(work, ref.Attempt, mapped.Kind == KindGone)
 		case mapped.Kind == KindGone, mapped.Kind == KindNotOwned: // of no use, and still to be given back
 			p.ledger.leave(work, ref.Attempt)
 		}
@@ -68,6 +68,9 @@ func (p *provider) resume(work context.Context, op string, ref LeaseRef) (*Lease
 			p.forget(l) // nobody will release it
 		}
 		return nil, mapped
+	}
+	if err := p.proveOurs(work, op, ref.target()); err != nil {
+		return fail(PhaseStart, err)
 	}
 	if added, err = p.ledger.adopt(work, op, ref); err != nil {
 		return fail(PhaseStart, err)

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -54,7 +56,8 @@ func (g *ledger) open(ctx context.Context, op string, record Record) error {
 	if err != nil {
 		g.owe(attempt, debt{removed: true}) // it may be there, and would be swept for as long as nobody saw its sandbox
 		mapped := storeError(op, err)
-		mapped.Dispatched, mapped.Message = DispatchedNo, "the creation could not be recorded, so it was not sent"
+		mapped.Dispatched = DispatchedNo
+		mapped.Message = strings.TrimSuffix("the creation could not be recorded, so it was not sent: "+mapped.Message, ": ")
 		return mapped
 	}
 	g.hold(claim)
@@ -97,7 +100,7 @@ func (g *ledger) resolve(ctx context.Context, op string, ref LeaseRef) error {
 	claim, held := g.claims[ref.Attempt]
 	_, owed := g.loose[ref.Attempt]
 	g.mu.Unlock()
-	if held && !owed && claim.Record.State == StateLeased {
+	if held && !owed && claim.Record.State == StateLeased && claim.of(ref) {
 		return nil
 	}
 	_, err := g.adopt(ctx, op, ref)
@@ -127,10 +130,19 @@ func (g *ledger) change(ctx context.Context, op string, ref LeaseRef, f func(r *
 	g.mu.Lock()
 	claim, held := g.claims[ref.Attempt]
 	g.mu.Unlock()
+	other := &Error{Op: op, Kind: KindNotOwned, Sandbox: ref.Sandbox, Dispatched: DispatchedNo, Message: "its durable record is of another lease"}
 	err = ErrFenced
-	if held {
+	switch {
+	case held && !claim.of(ref):
+		if owes {
+			g.owe(ref.Attempt, owed)
+		}
+		return other
+	case held:
 		f(&claim.Record, false)
-		err = g.update(ctx, claim)
+		if err = g.update(ctx, claim); errors.Is(err, ErrFenced) {
+			owes = false // it was another's to settle
+		}
 	}
 	if errors.Is(err, ErrFenced) { // another host has taken it over: the caller, who has the reference, takes it back
 		err = g.try(ctx, func(ctx context.Context, _ bool) (err error) {
@@ -138,19 +150,21 @@ func (g *ledger) change(ctx context.Context, op string, ref LeaseRef, f func(r *
 			return err
 		})
 		switch {
-		case err == nil && claim.Record.Lease != nil && claim.Record.Lease.key() != ref.key():
-			g.hold(claim)
-			g.leave(ctx, ref.Attempt)
-			return &Error{Op: op, Kind: KindNotOwned, Sandbox: ref.Sandbox, Dispatched: DispatchedNo, Message: "its durable record is of another lease"}
+		case err == nil && !claim.of(ref):
+			g.giveUp(ctx, claim)
+			return other
 		case err == nil:
+			was := claim.Record.clone()
 			if !owes {
-				owed, owes = debt{record: claim.Record.clone()}, true
+				owed, owes = debt{record: was}, true
 			}
 			lease := ref.clone()
 			claim.Record.Lease, claim.Record.Envelope.Observed = &lease, ref.Sandbox
 			f(&claim.Record, false)
 			g.hold(claim)
-			err = g.update(ctx, claim)
+			if !reflect.DeepEqual(claim.Record, was) { // else the claim is all: it may be a living host's, and cannot be given back to it
+				err = g.update(ctx, claim)
+			}
 		case errors.Is(err, ErrNotFound):
 			record := leaseRecord(ref)
 			f(&record, true)
@@ -179,14 +193,11 @@ func (g *ledger) reclaim(ctx context.Context, op string, e CleanupEnvelope) erro
 		return nil
 	}
 	g.mu.Lock()
-	_, held := g.claims[e.Attempt]
+	claim, held := g.claims[e.Attempt]
 	g.mu.Unlock()
 	if !held {
-		err := g.try(ctx, func(ctx context.Context, _ bool) error {
-			claim, err := g.store.Claim(ctx, e.Attempt, g.owner)
-			if err == nil {
-				g.hold(claim)
-			}
+		err := g.try(ctx, func(ctx context.Context, _ bool) (err error) {
+			claim, err = g.store.Claim(ctx, e.Attempt, g.owner)
 			return err
 		})
 		if errors.Is(err, ErrNotFound) {
@@ -201,9 +212,35 @@ func (g *ledger) reclaim(ctx context.Context, op string, e CleanupEnvelope) erro
 			return mapped
 		}
 	}
-	return g.note(ctx, op, e.Attempt, func(r *Record) {
+	if r := claim.Record.Envelope; r.Name != e.Name || r.Scope != e.Scope || r.Credential != e.Credential || !maps.Equal(r.Labels, e.Labels) ||
+		r.Observed != "" && r.Observed != e.Observed {
+		if !held {
+			g.giveUp(ctx, claim)
+		}
+		return &Error{Op: op, Kind: KindNotOwned, Sandbox: e.Observed, Dispatched: DispatchedNo, Message: "its durable record is of another sandbox"}
+	}
+	g.hold(claim)
+	err := g.note(ctx, op, e.Attempt, func(r *Record) {
 		r.State, r.Orphan, r.Envelope.Observed = StateEnding, OrphanDestroy, e.Observed
 	})
+	if err != nil && !held {
+		g.giveUp(ctx, claim)
+	}
+	return err
+}
+
+// of reports whether the claim is that of a lease, as far as its record says.
+func (c Claim) of(ref LeaseRef) bool {
+	return c.Record.Lease == nil || c.Record.Lease.key() == ref.key()
+}
+
+// giveUp leaves a record to the sweep, as it was when it was claimed. That of a lease may have been taken from a living
+// host: it stays ours, so that no sweep ends what is in use, until that host, or whoever has the reference, takes it back.
+func (g *ledger) giveUp(ctx context.Context, claim Claim) {
+	g.hold(claim)
+	if claim.Record.State != StateLeased {
+		g.leave(ctx, claim.Record.Envelope.Attempt)
+	}
 }
 
 // leaseRecord returns the record of a lease that has none.
@@ -253,19 +290,22 @@ func (g *ledger) update(ctx context.Context, claim Claim) error {
 	return err
 }
 
-// settle removes the record of a sandbox that is accounted for. What the store cannot be told now it is told later.
-func (g *ledger) settle(ctx context.Context, attempt string) {
+// settle removes the record of a sandbox that is accounted for: it is gone, or was never asked for, or else it is given
+// back and waits for the next to use it. Then a record that is not ours is not ours to remove: another host may have the
+// lease by now. What the store cannot be told now it is told later.
+func (g *ledger) settle(ctx context.Context, attempt string, gone bool) {
 	if g.store == nil {
 		return
 	}
 	g.mu.Lock()
 	_, held := g.claims[attempt]
 	g.mu.Unlock()
-	if held {
+	switch {
+	case held:
 		ctx, cancel := g.detached(ctx)
 		defer cancel()
 		g.pay(ctx, attempt, debt{removed: true})
-	} else {
+	case gone:
 		g.owe(attempt, debt{removed: true})
 	}
 }
@@ -388,7 +428,8 @@ func storeAnswered(err error) bool {
 	return errors.Is(err, ErrFenced) || errors.Is(err, ErrConflict) || errors.Is(err, ErrNotFound) || errors.Is(err, ErrInvalid)
 }
 
-// storeError classifies an error of the store. Its text is the store's, and left behind; it can be unwrapped.
+// storeError classifies an error of the store. Its text is the store's, and left behind, unless it is an [*Error]'s, which
+// is safe; it can be unwrapped.
 func storeError(op string, err error) *Error {
 	e := &Error{Op: op, Kind: KindStore, Retryable: true, cause: err}
 	for _, kind := range []Kind{KindFenced, KindConflict, KindNotFound, KindInvalid} {
@@ -399,6 +440,9 @@ func storeError(op string, err error) *Error {
 	var own *Error
 	if errors.As(err, &own) {
 		e.cause, e.Fields = own.cause, own.Fields
+		if own.Kind == KindStore {
+			e.Message, e.Retryable = own.Message, own.Retryable
+		}
 	}
 	switch {
 	case e.Kind == KindFenced:

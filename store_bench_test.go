@@ -52,7 +52,7 @@ func BenchmarkRecord(b *testing.B) {
 				check(g.note(b.Context(), "bench", r.Envelope.Attempt, func(r *Record) { *r = lease }))
 				acquired += time.Since(began)
 				check(g.end(b.Context(), "bench", *lease.Lease, OrphanDestroy))
-				g.settle(b.Context(), r.Envelope.Attempt)
+				g.settle(b.Context(), r.Envelope.Attempt, true)
 
 				b.StopTimer()
 				began = time.Now()

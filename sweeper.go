@@ -141,8 +141,11 @@ func (s *Sweeper) Sweep(ctx context.Context) (report SweepReport, err error) {
 	err = pass.run(ctx)
 	if err != nil {
 		mapped := storeError(op, err)
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			mapped = failed(op, ctxError(ctx))
+		case err == errProviderClosed:
+			mapped = failed(op, err)
 		}
 		s.p.log(mapped)
 		err = mapped
@@ -167,22 +170,28 @@ type sweepPass struct {
 	owner string
 	seen  map[string]bool // attempts that this pass had in hand
 
+	attesting sync.Once // at most once in a pass
+
 	mu      sync.Mutex
 	report  SweepReport
 	outages int  // in a row
 	down    bool // the provider is; nothing more is begun
+	closed  bool // it was; nothing more can be
 }
 
-func (s *sweepPass) run(ctx context.Context) error {
+func (s *sweepPass) run(ctx context.Context) (err error) {
 	if err := s.renew(ctx); err != nil {
 		return err
 	}
 	var beating sync.WaitGroup
-	beat, stop := context.WithCancel(ctx)
-	beating.Go(func() { s.beat(beat) })
+	ctx, end := context.WithCancelCause(ctx)
+	beating.Go(func() { s.beat(ctx, end) })
 	defer func() {
-		stop()
+		end(nil)
 		beating.Wait()
+		if context.Cause(ctx) == errLapsed {
+			err = errLapsed
+		}
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.p.cfg.CallTimeout)
 		defer cancel()
 		_ = s.p.cfg.Store.Renew(last, s.owner, 0)
@@ -197,8 +206,13 @@ func (s *sweepPass) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctxError(ctx)
 		}
-		if s.isDown() || ctx.Err() != nil {
+		switch down, closed := s.isDown(); {
+		case ctx.Err() != nil:
 			return ctxError(ctx)
+		case closed:
+			return errProviderClosed
+		case down:
+			return nil
 		}
 		claims, err := s.claim(ctx)
 		if err != nil {
@@ -228,28 +242,38 @@ func (s *sweepPass) claim(ctx context.Context) ([]Claim, error) {
 }
 
 func (s *sweepPass) renew(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, s.p.cfg.CallTimeout)
+	ctx, cancel := context.WithTimeout(ctx, min(s.p.cfg.CallTimeout, s.p.cfg.ClaimTime/3))
 	defer cancel()
 	return s.p.cfg.Store.Renew(ctx, s.owner, s.p.cfg.ClaimTime)
 }
 
-func (s *sweepPass) beat(ctx context.Context) {
+// errLapsed ends a pass whose claims others may take: what it works on may be in use again.
+var errLapsed = errors.New("the sweep could not keep its claims")
+
+// beat keeps the claims until ctx ends, or ends the pass before they lapse.
+func (s *sweepPass) beat(ctx context.Context, end context.CancelCauseFunc) {
 	tick := time.NewTicker(s.p.cfg.ClaimTime / 3)
 	defer tick.Stop()
-	for {
+	for renewed := time.Now(); ; {
 		select {
 		case <-tick.C:
-			_ = s.renew(ctx) // else the claims lapse, and what we write is fenced
 		case <-ctx.Done():
+			return
+		}
+		began := time.Now()
+		if s.renew(ctx) == nil {
+			renewed = began
+		} else if time.Since(renewed) >= s.p.cfg.ClaimTime*2/3 {
+			end(errLapsed)
 			return
 		}
 	}
 }
 
-func (s *sweepPass) isDown() bool {
+func (s *sweepPass) isDown() (down, closed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.down
+	return s.down, s.closed
 }
 
 func (s *sweepPass) count(n *int) {
@@ -277,7 +301,10 @@ func (s *sweepPass) settle(ctx context.Context, claim Claim) {
 	case e.Kind == KindFenced:
 		s.count(&s.report.Lost)
 	case ctx.Err() != nil, e.Kind == KindStore, e.Kind == KindClosed:
-		s.count(&s.report.Deferred)
+		s.mu.Lock()
+		s.report.Deferred++
+		s.closed = s.closed || e.Kind == KindClosed
+		s.mu.Unlock()
 		_ = s.giveUp(ctx, claim)
 	case e.Kind == KindRateLimited, e.Retryable && (e.Kind == KindUnavailable || e.Kind == KindTimeout):
 		s.outage(ctx, claim, e)
@@ -289,7 +316,7 @@ func (s *sweepPass) settle(ctx context.Context, claim Claim) {
 // advance takes the next step about the record, each recorded before it is taken.
 func (s *sweepPass) advance(ctx context.Context, claim *Claim) error {
 	r := &claim.Record
-	if !s.ours(r.Envelope) {
+	if !s.ours(ctx, r.Envelope) {
 		s.count(&s.report.Refused)
 		return s.release(ctx, *claim, 0)
 	}
@@ -305,8 +332,14 @@ func (s *sweepPass) advance(ctx context.Context, claim *Claim) error {
 }
 
 // ours reports whether a record is of our account, as far as that can be told without asking about its sandbox.
-func (s *sweepPass) ours(e CleanupEnvelope) bool {
-	return e.Credential == s.p.account.credential || e.Account != "" && e.Account == s.p.account.known()
+func (s *sweepPass) ours(ctx context.Context, e CleanupEnvelope) bool {
+	if e.Credential == s.p.account.credential || e.Account == "" {
+		return e.Credential == s.p.account.credential
+	}
+	if s.p.account.known() == "" { // the API was down when it was asked first, or had no sandbox by which to tell
+		s.attesting.Do(func() { _, _ = s.p.attest(ctx) })
+	}
+	return e.Account == s.p.account.known()
 }
 
 // orphan decides about a lease that nobody holds.
