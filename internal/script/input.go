@@ -21,25 +21,27 @@ exec 4>&- 5>&-
 `
 
 // feed writes a chunk, once: whoever creates its file does. The file gets a line when that is done, which a command that
-// does not read delays. The last chunk lets the keeper go.
+// does not read delays. A command that ends lets its writer go, which tells nevertheless what became of the chunk: the
+// command may have ended because of it. The last chunk lets the keeper go.
 const feed = `_chunk=$_record.n%[1]d
 watch() {
-_ticks=0
-while [ ! -s "$_chunk" ] && ! exited && [ $_ticks -lt $_limit ]; do
+_ticks=0 _over=0
+while [ ! -s "$_chunk" ] && [ $_ticks -lt $_limit ] && [ $_over -lt 10 ]; do
 _ticks=$((_ticks+1))
+if exited; then _over=$((_over+1)); true <>"$_record.in"; fi
 tick
 done
 _line=
 read -r _line <"$_chunk"
 case $_line in
 fed|closed) frame $_line;;
-*) if exited; then true <>"$_record.in"; frame closed; else frame run; fi;;
+*) if [ "$_exit" ]; then frame closed; else frame run; fi;;
 esac
 }
 runner() {
 if ! exited && %[2]s; then _line=fed; else _line=closed; fi
-%[3]s
 echo $_line >>"$_chunk"
+%[3]s
 echo written
 }
 set -C

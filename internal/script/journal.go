@@ -12,6 +12,8 @@ import (
 //
 // The journal is a set of files in a private directory, $TMPDIR/.leasehold-<uid>:
 //
+// Where TMPDIR is not absolute, or holds a newline, it is /tmp.
+//
 //	<id>    the record. Creating it exclusively (noclobber is open with O_EXCL) is the once-only guard: whoever creates
 //	        it starts the command, everybody else observes it. Then it takes lines, each written at once, through a
 //	        descriptor that the command itself does not get: "pid <process> <start time>", "started" or "nodir",
@@ -221,11 +223,11 @@ const carrier = "_leasehold"
 
 // script makes text a script. Only the marks stay out of the environment, which other processes can read.
 func (j Journal) script(text string) Script {
-	mark := "_mark=" + j.Mark + " _end=" + Quote(j.End()) + "\n"
+	mark := "unalias -a\nset +ae\n_mark=" + j.Mark + " _end=" + Quote(j.End()) + "\n"
 	if len(text)+len(carrier)+1 <= MaxWord {
 		return Script{mark + "_text=$" + carrier + "\nunset " + carrier + "\neval \"$_text\"\n", map[string]string{carrier: text}}
 	}
-	return Script{mark + "if [ \"${ZSH_VERSION-}${BASH_VERSION-}\" ]; then eval \"$(cat)\"; exit; fi\n" + text, nil}
+	return Script{mark + "if [ \"${ZSH_VERSION-}${BASH_VERSION-}\" ]; then eval \"$(command cat)\"; exit; fi\n" + text, nil}
 }
 
 // emit returns a command that prints s, which may hold any bytes, and which itself is valid UTF-8.

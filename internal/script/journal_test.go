@@ -25,6 +25,7 @@ const journalMark = "lhjournalmark0123456789abcdef"
 type journals struct {
 	argv []string
 	home string
+	env  []string // besides
 }
 
 // run runs a journal's script as the toolbox does, its reply through JSON included.
@@ -32,6 +33,7 @@ func (j journals) run(t testing.TB, text script.Script) script.Frame {
 	t.Helper()
 	cmd := shell(t, j.argv, j.home)
 	cmd.Env = append(cmd.Env, "TMPDIR="+j.home, "p=p", "r=ro", "x=pex", "a=wrong")
+	cmd.Env = append(cmd.Env, j.env...)
 	got := run(t, carried(cmd, text))
 	data, err := json.Marshal(got.Stdout + got.Stderr)
 	if err != nil {
@@ -59,7 +61,8 @@ func carried(cmd *exec.Cmd, s script.Script) *exec.Cmd {
 
 func journal(id string) script.Journal { return script.Journal{ID: id, Mark: journalMark} }
 
-var patient = script.Wait{Limit: 20 * time.Second, Inline: script.Inline}
+// patient waits for the ends of the streams, too, however busy the machine is.
+var patient = script.Wait{Limit: 20 * time.Second, Inline: script.Inline, Ends: true}
 
 func start(command string) script.Start {
 	return script.Start{Login: script.Login{Profiles: script.NoProfiles, Script: command}, Wait: patient}
@@ -106,7 +109,56 @@ func pipes(t *testing.T, j journals) string {
 }
 
 func eachJournal(t *testing.T, f func(t *testing.T, j journals)) {
-	eachShell(t, func(t *testing.T, argv []string) { f(t, journals{argv, t.TempDir()}) })
+	eachShell(t, func(t *testing.T, argv []string) { f(t, journals{argv: argv, home: t.TempDir()}) })
+}
+
+// TestAShellsOwnStartUpFilesChangeNothing gives the shells start-up files and an environment which change what words mean.
+func TestAShellsOwnStartUpFilesChangeNothing(t *testing.T) {
+	files := map[string]string{
+		"options":   "set -efuC; set -a\nIFS=:/0e\n",
+		"aliases":   "alias cat=false printf='echo no' eval=echo unset=true set=true rm='rm -i' dd=false read=false\nshopt -s expand_aliases 2>/dev/null\n",
+		"functions": "for f in cat printf read kill dd true [ test rm echo umask mkfifo sleep; do eval \"$f() { return 1; }\"; done 2>/dev/null\n",
+		"talk":      "echo talk; echo talk >&2\n",
+	}
+	eachJournal(t, func(t *testing.T, j journals) {
+		for name, text := range files {
+			home := t.TempDir()
+			file := filepath.Join(home, ".zshenv")
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			j.env = []string{"BASH_ENV=" + file, "ENV=" + file, "ZDOTDIR=" + home}
+			j.wantFrame(t, j.run(t, journal(name).Start(start("echo out; echo err >&2; sleep 0.1; env | grep ^_[a-z]; exit 3"))), ended(3, "out\n", "err\n"))
+		}
+		j.env = []string{"BASH_FUNC_cat%%=() { echo no; }", "BASH_FUNC_printf%%=() { return 1; }", "BASH_FUNC_[%%=() { return 1; }", "BASH_FUNC_read%%=() { return 1; }"}
+		j.wantFrame(t, j.run(t, journal("exported").Start(start("echo out; exit 3"))), ended(3, "out\n", ""))
+		j.env = []string{"POSIXLY_CORRECT=1"}
+		j.wantFrame(t, j.run(t, journal("posix").Start(start("echo $POSIXLY_CORRECT; sleep 0.1; echo err >&2"))), ended(0, "1\n", "err\n"))
+	})
+}
+
+func TestADirectoryWhoseNameHoldsANewlineIsNotUsed(t *testing.T) {
+	eachJournal(t, func(t *testing.T, j journals) {
+		odd := filepath.Join(t.TempDir(), "a\nb")
+		if err := os.Mkdir(odd, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		j.env = []string{"TMPDIR=" + odd}
+		id := fmt.Sprintf("newline-%d-%s", os.Getpid(), filepath.Base(j.argv[0]))
+		got := j.run(t, journal(id).Start(start("exit 3")))
+		t.Cleanup(func() {
+			files, err := filepath.Glob(filepath.Join(got.Dir, id+"*"))
+			if err != nil {
+				t.Error(err)
+			}
+			for _, file := range files {
+				_ = os.Remove(file)
+			}
+		})
+		if want := fmt.Sprintf("/tmp/.leasehold-%d", os.Getuid()); got.Dir != want || got.Exit != 3 {
+			t.Errorf("got %+v, want exit 3, and journals in %s", got, want)
+		}
+	})
 }
 
 func TestAJournalHoldsWhatTheCommandDid(t *testing.T) {

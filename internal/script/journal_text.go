@@ -25,12 +25,26 @@ func code(text string) string {
 
 var comment = regexp.MustCompile(`(?m)^(# .*)?\n`)
 
+// programs are those that scripts use, and what shells have built in.
+const programs = "'[' alias base64 cat cd cksum command dd echo env exec exit false find id kill mkdir mkfifo printf read rm set setsid sh sleep test trap true umask unalias wait wc"
+
 // setup finds the directory and defines what all scripts use. _rich is set where the shell has process substitution, and a
-// read that takes single bytes and waits for a limited time.
+// read that takes single bytes and waits for a limited time; bash in its POSIX mode had no process substitution before 5.1.
+//
+// What the shell's own start-up files did to it, or functions in the daemon's environment, is not to change the meaning of
+// the rest.
 var setup = code(`exec 2>/dev/null
+unset -f ` + programs + `
 if [ "${ZSH_VERSION-}" ]; then emulate sh; fi
+set +fuvxC
+unset IFS
 trap '' XFSZ
-case ${TMPDIR-} in /*) _dir=${TMPDIR%/};; *) _dir=/tmp;; esac
+case ${TMPDIR-} in
+*'
+'*) _dir=/tmp;;
+/*) _dir=${TMPDIR%/};;
+*) _dir=/tmp;;
+esac
 _user=${UID-}
 if [ ! "$_user" ]; then
 while read -r _word _user _rest; do [ "$_word" != Uid: ] || break; done </proc/self/status
@@ -41,6 +55,7 @@ _record=$_dir/$_id _stdout=$_dir/$_id.o _stderr=$_dir/$_id.e
 _memory=/dev/shm/.leasehold-$_user
 _refusal=$_memory-$_id
 _rich=${ZSH_VERSION-}${BASH_VERSION-}
+case :${SHELLOPTS-}: in *:posix:*) _rich=;; esac
 _won= _new= _birth= _process=$_known_process
 
 # Prints the frame with this state.
@@ -280,14 +295,14 @@ if [ "${ZSH_VERSION-}" ]; then read -r -u 0 -k $1 _got; else read -r -d '' -n $1
 }
 `) + meanwhile
 
-// stop waits for the command's process to be known, and ends it. Then the command's end is being recorded.
+// stop waits for the command's process to be known, and ends it, and what it left in the background if it has ended
+// already. Then the command's end is being recorded.
 var stop = stopGroup + code(`for _try in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
 if exited || [ "$_process" ]; then break; fi
 sleep 0.05
 done
-if [ "$_exit" ]; then frame stopped; exit; fi
-if [ ! "$_process" ]; then frame run; exit; fi
-if ! end_group; then frame alive; exit; fi
+if [ ! "$_process" ] && [ ! "$_exit" ]; then frame run; exit; fi
+if [ "$_process" ] && ! end_group; then frame alive; exit; fi
 _tries=0
 while [ -f "$_record" ] && [ $_tries -lt 10 ]; do
 if exited && [ "$_stdout_ended" ] && [ "$_stderr_ended" ]; then break; fi

@@ -77,7 +77,7 @@ func TestASessionsInputIsFedAsAJournalsIs(t *testing.T) {
 			"ended early": {"read x; echo $x", []string{"line\n"}, []script.State{script.StateFed}, "line\n"},
 		} {
 			home := t.TempDir()
-			j := journals{[]string{"sh"}, home}
+			j := journals{argv: []string{"sh"}, home: home}
 			s := script.Session{ID: "id", Fence: 1, Mark: testMark, Feed: true, Login: script.Login{Script: tt.command}}
 			out, wait := aside(t, argv, home, s.Text())
 			var got strings.Builder

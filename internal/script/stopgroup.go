@@ -7,16 +7,19 @@ import "fmt"
 // the group or the session belongs to it, a daemon that has left both and its ancestors does not. $_birth is the start time
 // of the process, if that is known: a process of the same number that started at another time is a stranger, and while a
 // group of that number exists the system gives the number to nobody else, so then the group is empty.
+//
+// A look at the process table takes a while, and misses who is born meanwhile and whose parent ends before it is looked
+// at. The system knows whether there is a group, and kills it all at once.
 var stopGroup = code(`
 # Collects in _family what belongs to the process. _table is what the process table says of those that run:
 # pid:parent:group:session. _targets are those to be ended, and _others those of them outside the group.
 find_family() {
-_table=
+_table= _stranger=
 for _file in /proc/[0-9]*/stat; do
 read -r _line <"$_file" || continue
 _pid=${_line%% *}
 set -- ${_line##*) }
-if [ $_pid = $_process ] && [ "$_birth" ] && [ "${20}" != "$_birth" ]; then return 1; fi
+if [ $_pid = $_process ] && [ "$_birth" ] && [ "${20}" != "$_birth" ]; then _stranger=1; return 1; fi
 [ "$1" = Z ] || _table="$_table $_pid:$2:$3:$4"
 done
 _before=
@@ -38,11 +41,19 @@ if [ ! -e /proc/self/stat ] && kill -0 -$_process; then _targets=-$_process; fi
 [ "$_targets" ]
 }
 
+# True, up to twice, if there is a group although the look found nobody: of the dead, or of somebody whom the look missed.
+# The second time it is killed.
+unseen() {
+[ ! "$_stranger" ] && [ $_unseen -lt 2 ] && kill -0 -$_process || return
+_unseen=$((_unseen+1))
+[ $_unseen = 1 ] || kill -KILL -$_process
+}
+
 # Each look reads the whole process table, so there are few: five within the first quarter of a second, then four a second.
 end_group() {
 _family=" $_process "
-_tries=0 _pause=0.05
-while find_family; do
+_tries=0 _pause=0.05 _unseen=0
+while find_family || unseen; do
 if [ $_tries = 0 ]; then kill -TERM -$_process; if [ "$_others" ]; then kill -TERM $_others; fi; fi
 if [ $_tries -ge 12 ]; then kill -KILL -$_process; kill -KILL $_targets; fi
 if [ $_tries -ge 16 ]; then return 1; fi

@@ -1,0 +1,127 @@
+package leasehold
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/leasehold-go/leasehold/internal/emulator"
+)
+
+// TestE5AStopMissesNobody stops a command whose group consists, but for the command itself, of processes that each start
+// the next one and end, and which a look at the process table finds by chance only.
+func TestE5AStopMissesNobody(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		dir := t.TempDir()
+		hop, hops := filepath.Join(dir, "hop"), filepath.Join(dir, "hops")
+		if err := os.WriteFile(hop, []byte("trap '' TERM\necho >>"+hops+"\n[ -e "+dir+"/end ] || sh "+hop+" &\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := os.WriteFile(filepath.Join(dir, "end"), nil, 0o600); err != nil {
+				t.Error(err)
+			}
+		})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		p := started(t, ctx, l, Command{Script: "sh " + hop + " & sleep 62", Profiles: ProfilesNone})
+		size := func() int64 {
+			info, err := os.Stat(hops)
+			if err != nil {
+				return 0
+			}
+			return info.Size()
+		}
+		eventually(t, "they hop", func() bool { return size() > 10 })
+		cancel()
+		got, err := p.Wait()
+		wantError(t, err, KindCanceled)
+		if !got.StopConfirmed {
+			t.Errorf("got %+v, want a confirmed stop", got)
+		}
+		after := size()
+		mustRun(t, l, Command{Args: []string{"sleep", "0.2"}, Profiles: ProfilesNone}, finished(0, "", ""))
+		if now := size(); now != after {
+			t.Errorf("the stop was confirmed after %d hops, and then there were %d", after, now)
+		}
+	})
+}
+
+// TestE5AStopEndsWhatAnEndedCommandLeft ends the context while a writer keeps back the end of a command that has ended, but
+// not without leaving a child.
+func TestE5AStopEndsWhatAnEndedCommandLeft(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		alive := filepath.Join(t.TempDir(), "pid")
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		out := writerFunc(func(p []byte) (int, error) {
+			cancel()
+			eventually(t, "the child is dead", func() bool {
+				data, err := os.ReadFile(alive)
+				pid, notYet := strconv.Atoi(strings.TrimSpace(string(data)))
+				return err == nil && notYet == nil && processEnded(pid)
+			})
+			return len(p), nil
+		})
+		got, err := l.Executor().Run(ctx, Command{Script: "sleep 63 & echo $! >" + alive + "; echo x", Stdout: out, Profiles: ProfilesNone}.on(l))
+		if !errors.Is(err, ErrCanceled) || !got.StopConfirmed {
+			t.Errorf("Run() = %+v, %v; want canceled, and a confirmed stop", got, err)
+		}
+		wantDead(t, alive)
+	})
+}
+
+func TestAttachBeyondTheEndIsInvalid(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		for name, from := range map[string]Offsets{"stdout": {Stdout: 4}, "stderr": {Stderr: 1}, "both": {Stdout: 1 << 40, Stderr: 1 << 40}} {
+			t.Run(name, func(t *testing.T) {
+				g := newGate(t)
+				p := started(t, t.Context(), l, Command{Script: g.wait() + "printf one", Profiles: ProfilesNone})
+				q, err := l.Executor().Attach(t.Context(), p.Ref(), Attachment{From: from})
+				if err != nil {
+					t.Fatal(err)
+				}
+				g.open(t)
+				_, err = q.Wait()
+				if e := wantError(t, err, KindInvalid); e.Dispatched != DispatchedYes {
+					t.Errorf("dispatched %s, want yes", e.Dispatched)
+				}
+				if _, err := p.Wait(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	})
+}
+
+// TestTheInputOfALostDispatchCounts keeps the reply to a dispatch back until the command's timeout.
+func TestTheInputOfALostDispatchCounts(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		r, l := execRig(t, tr)
+		mustRun(t, l, Command{Args: []string{"true"}, Profiles: ProfilesNone}, finished(0, "", ""))
+		r.server.SetFaults(emulator.Fault{Path: dispatchPath(tr), Action: emulator.DropAfter})
+		cmd := Command{Script: "cat; sleep 64", Stdin: strings.NewReader("12345678"), Timeout: time.Second, Profiles: ProfilesNone}
+		got, _ := runFails(t, t.Context(), l, cmd, KindTimeout, DispatchedYes)
+		if got.StdinSize != 8 || !got.StopConfirmed {
+			t.Errorf("got %+v, want 8 bytes of input and a confirmed stop", got)
+		}
+		r.wantHits(t)
+	})
+}
+
+func TestAReadThatEndsItsGoroutineIsNoEnd(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		in := readerFunc(func([]byte) (int, error) { runtime.Goexit(); return 0, nil })
+		runFails(t, t.Context(), l, Command{Args: []string{"cat"}, Stdin: in}, KindIO, DispatchedNo)
+	})
+}
