@@ -22,6 +22,9 @@ const (
 // errInput is the cause of the end of a command whose input could not be read.
 var errInput = errors.New("the command's input could not be read")
 
+// errRead is the error of an input whose Read did not return.
+var errRead = errors.New("a Read did not return")
+
 // input reads a command's input ahead, by one chunk, from a goroutine that nobody has to wait for: a Read of the caller's
 // may never return. Small pieces are taken together: each chunk costs a request.
 type input struct {
@@ -42,6 +45,8 @@ type input struct {
 func newInput(r io.Reader) *input {
 	in := &input{quit: make(chan struct{}), news: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 	go func() {
+		// Nothing is the end of the input but io.EOF: not a Read that ends its goroutine either.
+		defer func() { in.put(nil, errRead) }()
 		buf := make([]byte, script.MaxChunk)
 		for {
 			n, err := r.Read(buf[:in.space()])
@@ -79,7 +84,7 @@ func (in *input) put(p []byte, err error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
 	in.buf = append(in.buf, p...)
-	if err != nil {
+	if err != nil && !in.done {
 		in.done = true
 		if err != io.EOF {
 			in.err = err

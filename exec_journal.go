@@ -43,6 +43,7 @@ type journalRun struct {
 	record    script.Frame // the last one
 	exitSeen  time.Time    // when the exit was first seen in it
 	ended     bool         // no more will be known
+	inline    int64        // bytes of the input that the dispatch carried
 	feeding   bool         // the input is delivered while the command runs
 	followed  bool         // it took more than the dispatch
 	stopFrame *script.Frame
@@ -78,6 +79,7 @@ func (r *journalRun) dispatch(life context.Context) error {
 			start.Stdin = r.input.ahead
 		}
 	}
+	r.inline, r.feeding = int64(len(start.Stdin)), start.Feed
 	limit := waitTime
 	if r.detached || start.Feed {
 		limit = script.Tick // a short command's result comes along nevertheless
@@ -91,11 +93,7 @@ func (r *journalRun) dispatch(life context.Context) error {
 			return r.l.observe(r.op, err) // nothing was sent, or there was nowhere to pass it on to
 		}
 		r.dispatched, r.followed = DispatchedUnknown, true
-		if err = r.resolve(life, err); err == nil {
-			r.taken.Store(int64(len(start.Stdin)))
-			r.feeding = start.Feed
-		}
-		return err
+		return r.resolve(life, err)
 	}
 	switch {
 	case noRoom(frame):
@@ -107,8 +105,6 @@ func (r *journalRun) dispatch(life context.Context) error {
 		return &Error{Op: r.op, Kind: KindProtocol, Message: "the reply to the command's dispatch makes no sense"}
 	}
 	r.begin()
-	r.taken.Store(int64(len(start.Stdin)))
-	r.feeding = start.Feed
 	return own(r.take(life, frame, start.Wait))
 }
 
@@ -141,10 +137,6 @@ func (r *journalRun) attach(life context.Context) error {
 	}
 	r.begin()
 	return own(err)
-}
-
-func (r *journalRun) beyond() error {
-	return problems{{Field: "Attachment.From", Problem: "is beyond the end of the output"}}.err(r.op)
 }
 
 // resolve finds out what became of a dispatch without a reply, or with one that came from something on the way. If it has
@@ -364,7 +356,9 @@ func (r *journalRun) takeStop(f script.Frame) {
 // report says what is known.
 func (r *journalRun) report(result *Result) {
 	result.Transport, result.Fidelity, result.Delivery = TransportJournal, FidelityExact, DeliveryReply
-	result.StdinSize = r.taken.Load()
+	if r.dispatched == DispatchedYes {
+		result.StdinSize = r.inline + r.taken.Load()
+	}
 	if r.followed {
 		result.Delivery = DeliveryFiles
 	}

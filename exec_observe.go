@@ -321,7 +321,13 @@ func (r *sessionRun) poll(life, ctx context.Context) error {
 			return nil
 		case err == nil:
 			blind = time.Time{}
-			if time.Since(look.at) < shellTime || !r.shellDead(ctx, &look) {
+			if time.Since(look.at) < shellTime {
+				break
+			}
+			if !r.shellDead(ctx, &look) {
+				if err := r.silent(ctx, &look); err != nil {
+					return err
+				}
 				break
 			}
 			// What it has written is still to be read, and perhaps the daemon recorded the exit.
@@ -363,6 +369,32 @@ type shellLook struct {
 	at      time.Time // of the last one
 	stopped bool      // then
 	fenced  bool      // the shell got something to do after the command
+	quiet   bool      // the command did not run then
+	offset  int64     // of the log
+}
+
+// silent is an error if from one look to the next the command did not run, and nothing came into the log either: the
+// daemon cannot write it, such as for lack of room, and the end will never stand in it. A dispatch that was not even accepted
+// does not run, unless the session's shell is busy with another delivery of it.
+func (r *sessionRun) silent(ctx context.Context, look *shellLook) error {
+	was, before := look.quiet, look.offset
+	look.offset = r.log.Offset()
+	look.quiet = !r.log.Accepted()
+	if process := r.log.Process().ID; process != 0 {
+		ctx, cancel := context.WithTimeout(ctx, resolveCall)
+		defer cancel()
+		reply, err := r.box.Execute(ctx, script.Look(process), 0)
+		look.quiet = err == nil && strings.TrimSpace(reply.Output) == script.LookGone
+	}
+	if !was || !look.quiet || look.offset != before {
+		return nil
+	}
+	if !r.log.Accepted() {
+		if twins, err := r.twins(ctx); err == nil && len(twins) > 1 {
+			return errTwin
+		}
+	}
+	return &Error{Op: r.op, Kind: KindUncertain, Message: "the session's log does not tell how the command ended"}
 }
 
 // shellDead looks whether the session's shell is dead, or was stopped from one look to the next: a command may do that, and

@@ -54,9 +54,15 @@ type Attachment struct {
 }
 
 // Attach goes on with a command that this host, before it restarted, or another one started, and whose reference it kept.
-// The sizes of the result count what is delivered from the offsets on. It fails with [ErrInvalid] if ref is not of this
-// lease, and with [ErrNotFound] if the sandbox has nothing of the command any more: its result was taken, or is older than
-// a day, or the files were lost. When ctx ends the command is stopped. What remains of Command.Timeout goes on.
+// The sizes of the result count what is delivered from the offsets on. When ctx ends the command is stopped. What remains
+// of Command.Timeout goes on.
+//
+// It fails with [ErrInvalid] if ref is not of this lease. So does [Process.Wait], or Attach at once, if the offsets turn out
+// to be beyond the end of the output. It fails with [ErrNotFound] if the sandbox has nothing of the command any more: its
+// result was taken, or is older than a day, or the files were lost. Its errors say of the command that it was dispatched.
+//
+// It cannot go on with Command.Stdin. An input whose host has died stays open, and a command that reads on waits until it is
+// stopped: an end that nobody sent would pass for that of the whole input.
 //
 // Two hosts may be attached at once, but the first that has the whole result removes it from the sandbox, soon after.
 func (x *Executor) Attach(ctx context.Context, ref CommandRef, a Attachment) (*Process, error) {

@@ -207,7 +207,9 @@ func TestAttachIsForCommandsOfTheLease(t *testing.T) {
 	}
 	ref.ID = strings.Repeat("a", 26)
 	_, err := l.Executor().Attach(t.Context(), ref, Attachment{})
-	wantError(t, err, KindNotFound)
+	if e := wantError(t, err, KindNotFound); e.Dispatched != DispatchedYes {
+		t.Errorf("dispatched %s, want yes: there is no reference to a command that was not", e.Dispatched)
+	}
 }
 
 func FuzzParseCommandRef(f *testing.F) {

@@ -84,7 +84,11 @@ func newExecution(l *Lease, op string, cmd Command) (*execution, error) {
 func (x *execution) failure(err error) *Error {
 	e := failed(x.op, err)
 	e.Op, e.Dispatched = x.op, x.dispatched
-	e.Retryable = e.Retryable && x.dispatched == DispatchedNo
+	if x.ref != nil { // of a command that was dispatched; to attach again does nothing to it
+		e.Dispatched = DispatchedYes
+	} else {
+		e.Retryable = e.Retryable && x.dispatched == DispatchedNo
+	}
 	if e.Sandbox == "" {
 		e.Sandbox = x.l.ref.Sandbox
 	}
@@ -219,6 +223,11 @@ func (l *Lease) isClosed() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.closed
+}
+
+// beyond is the error of an attachment whose offsets are not in the output.
+func (x *execution) beyond() error {
+	return problems{{Field: "Attachment.From", Problem: "is beyond the end of the output"}}.err(x.op)
 }
 
 func (x *execution) noDirectory() error {

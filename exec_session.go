@@ -398,6 +398,8 @@ func (r *sessionRun) settle() error {
 		return r.replaced()
 	case !r.log.Complete():
 		return &Error{Op: r.op, Kind: KindUncertain, Message: "the command's exit is recorded, but not that all of its output was seen"}
+	case r.stdout.skip > 0 || r.stderr.skip > 0:
+		return r.beyond()
 	}
 	return nil
 }
@@ -426,7 +428,7 @@ func (r *sessionRun) report(result *Result) {
 	if r.log.Damaged() {
 		result.Fidelity = FidelityDamaged
 	}
-	if r.dispatched != DispatchedNo {
+	if r.dispatched == DispatchedYes {
 		result.StdinSize = r.taken.Load() + int64(len(r.sent.Stdin))
 	}
 	code, known := r.log.Exit()

@@ -226,11 +226,12 @@ func TestADeadShellEndsTheRunAfterALook(t *testing.T) {
 		look      func(w http.ResponseWriter, _ *http.Request, _ *scripted)
 		log       []string
 		low, high time.Duration
-	}{
+	}{ // the looks at the shell, and, while it lives, at the command
 		"gone":              {say("gone"), []string{"o:@a", "o:@p:77", "o:@s"}, silenceTime, silenceTime + 2*time.Second},
-		"gone later":        {say("alive", "alive", "gone"), []string{"o:@a", "o:@p:77", "o:@s"}, silenceTime + 2*shellTime, silenceTime + 2*shellTime + 3*time.Second},
-		"stopped for good":  {say("alive", "stopped"), []string{"o:@a", "o:@p:77", "o:@s"}, silenceTime + 2*shellTime, silenceTime + 2*shellTime + 3*time.Second},
+		"gone later":        {say("alive", "alive", "alive", "alive", "gone"), []string{"o:@a", "o:@p:77", "o:@g:78:9", "o:@s"}, silenceTime + 2*shellTime, silenceTime + 2*shellTime + 3*time.Second},
+		"stopped for good":  {say("alive", "alive", "stopped", "alive", "stopped"), []string{"o:@a", "o:@p:77", "o:@g:78:9", "o:@s"}, silenceTime + 2*shellTime, silenceTime + 2*shellTime + 3*time.Second},
 		"before the accept": {nil, nil, silenceTime, silenceTime + 2*time.Second},
+		"the log is full":   {say("alive", "gone", "alive", "gone"), []string{"o:@a", "o:@p:77", "o:@g:78:9", "o:@s", "o:x"}, silenceTime + shellTime, silenceTime + 2*shellTime + 3*time.Second},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -256,17 +257,17 @@ func TestADeadShellEndsTheRunAfterALook(t *testing.T) {
 	}
 	t.Run("alive, or stopped for a while", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			s := &scripted{onExecute: say("stopped", "alive", "stopped", "alive")}
+			s := &scripted{onExecute: say("stopped", "alive", "alive", "alive", "stopped", "alive")}
 			l := newScripted(t, s)
 			got, err := s.run(t, l, Command{}, func() {
-				s.write("o:@a", "o:@p:77", "o:@s")
+				s.write("o:@a", "o:@p:77", "o:@g:78:9", "o:@s")
 				time.Sleep(10 * time.Minute) // virtual
 				s.end(0)
 				s.record(0)
 			})
 			wantFinished(t, got, err, finished(0, "", ""))
-			if n := len(s.at("execute")); n < 18 || n > 21 {
-				t.Errorf("%d looks in ten minutes, want one each %v", n, shellTime)
+			if n := len(s.at("execute")); n < 36 || n > 42 {
+				t.Errorf("%d looks in ten minutes, want one each %v at the shell, and one at the command", n, shellTime)
 			}
 		})
 	})
