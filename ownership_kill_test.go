@@ -413,7 +413,7 @@ func (s *scene) problems(t *testing.T, reusable int) (problems []string) {
 	return problems
 }
 
-// everyPoint runs f for every point at which the operation can be killed, several at a time, until one is not reached.
+// everyPoint runs f for every point at which a host can be killed, several at a time, until one is not reached.
 func everyPoint(t *testing.T, f func(t *testing.T, point int) (killedAt string)) (points int) {
 	var next, reached atomic.Int64
 	var over atomic.Bool
@@ -439,34 +439,50 @@ func everyPoint(t *testing.T, f func(t *testing.T, point int) (killedAt string))
 // TestKilledAnywhere: a host is killed at every point at which it changes a state, by itself, with SIGKILL: before, after
 // and between the steps of each write to its store, before and after each request is sent, and when the reply is there.
 // A sweep by a host that lives then leaves nothing of ours that is not in use, touches nothing foreign, and sends no
-// creation again.
+// creation again. LEASEHOLD_LONG=1 kills the sweep that follows, too, at each of its points.
 func TestKilledAnywhere(t *testing.T) {
 	operations := []string{"acquire", "release", "destroy", "sweep"}
 	if long() {
 		operations = slices.Sorted(maps.Keys(killOperations))
 	}
-	total := 0
+	points, rounds := 0, 0
 	for _, operation := range operations {
 		t.Run(operation, func(t *testing.T) {
-			began, reusable := time.Now(), 0
+			reusable := 0
 			if killOperations[operation].reuse {
 				reusable = 1
 			}
-			points := everyPoint(t, func(t *testing.T, point int) string {
+			round := func(t *testing.T, point, then int) (at, andThen string) {
 				s := newScene(t)
 				if operation == "sweep" {
 					s.leftovers(t)
 				}
-				at := s.host(t, operation, point)
-				s.converge(t, at, reusable)
+				at = s.host(t, operation, point)
+				if then > 0 {
+					s.bury(t)
+					andThen = s.host(t, "sweep", then)
+				}
+				s.converge(t, at+", "+andThen, reusable)
+				return at, andThen
+			}
+			n := everyPoint(t, func(t *testing.T, point int) string {
+				at, _ := round(t, point, 0)
 				return at
 			})
-			if points < 15 {
-				t.Errorf("only %d points: the test proves little", points)
+			if n < 15 {
+				t.Errorf("only %d points: the test proves little", n)
 			}
-			total += points
-			t.Logf("%s: killed at %d points, in %s", operation, points, time.Since(began).Round(time.Millisecond))
+			points, rounds = points+n, rounds+n
+			if long() {
+				for point := range n {
+					rounds += everyPoint(t, func(t *testing.T, then int) string {
+						_, andThen := round(t, point+1, then)
+						return andThen
+					})
+				}
+			}
+			t.Logf("%s: %d points, %d rounds so far", operation, n, rounds)
 		})
 	}
-	t.Logf("%d kill points, each followed by a recovery", total)
+	t.Logf("%d kill points, %d rounds, each followed by a recovery", points, rounds)
 }
