@@ -262,6 +262,35 @@ func ExampleImporter_Tar() {
 	// Output: true
 }
 
+// Results come back as a tar stream, whose every member was checked. Where the sandbox's disk is full they come, too.
+func ExampleExporter_Tar() {
+	ctx := context.Background()
+	lease, done := exampleLease(ctx)
+	defer done()
+	if _, err := lease.Executor().Run(ctx, leasehold.Command{Script: "mkdir out && echo ok >out/report && mkfifo out/pipe"}); err != nil {
+		log.Fatal(err)
+	}
+
+	var stream bytes.Buffer
+	result, err := lease.Exporter().Tar(ctx, "out", &stream, leasehold.ExportOptions{MaxBytes: 1 << 20})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for r := tar.NewReader(&stream); ; {
+		h, err := r.Next()
+		if err != nil {
+			break
+		}
+		fmt.Println(h.Name, h.Size)
+	}
+	fmt.Println("left out:", result.Skipped[0].Name, result.Skipped[0].Reason)
+	fmt.Println("came through:", result.Route)
+	// Output:
+	// report 3
+	// left out: pipe fifo
+	// came through: files
+}
+
 // The reply to a creation is lost. The sandbox is found by the name that was chosen before the request, and adopted.
 func ExampleFaultPlan() {
 	ctx := context.Background()

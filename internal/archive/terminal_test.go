@@ -293,12 +293,3 @@ func TestExportScriptPieces(t *testing.T) {
 		})
 	}
 }
-
-func glob(t testing.TB, pattern string) []string {
-	t.Helper()
-	names, err := filepath.Glob(pattern)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return names
-}
