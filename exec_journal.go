@@ -98,6 +98,9 @@ func (r *journalRun) dispatch(life context.Context) error {
 	switch {
 	case noRoom(frame):
 		return errNoJournal
+	case frame.State == script.StateNoneAgain: // another delivery's command may have done that
+		r.dispatched = DispatchedUnknown
+		return &Error{Op: r.op, Kind: KindUncertain, Message: "the directory of the journals was taken away: whether the command was started is not known"}
 	case frame.State == script.StateUnwritable:
 		return &Error{Op: r.op, Kind: KindUnavailable, Retryable: true, Message: "the sandbox has no room for the command's journal; it was not started"}
 	case frame.State != script.StateRunning && frame.State != script.StateLost:

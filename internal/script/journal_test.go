@@ -137,6 +137,28 @@ func TestAShellsOwnStartUpFilesChangeNothing(t *testing.T) {
 	})
 }
 
+// TestE1WhoeverTakesTheDirectoryAwayProvesNothing has the command do that, and delivers its dispatch again.
+func TestE1WhoeverTakesTheDirectoryAwayProvesNothing(t *testing.T) {
+	eachJournal(t, func(t *testing.T, j journals) {
+		for name, take := range map[string]string{"file": ": >$d", "link": "ln -s /nowhere $d"} {
+			j.home = t.TempDir()
+			id := fmt.Sprintf("%s-%s-%d", name, filepath.Base(j.argv[0]), os.Getpid()) // the mark of a refusal is in a place that all share
+			t.Cleanup(func() { _ = os.Remove(fmt.Sprintf("/dev/shm/.leasehold-%d-%s", os.Getuid(), id)) })
+			dir := filepath.Join(j.home, fmt.Sprintf(".leasehold-%d", os.Getuid()))
+			dispatch := journal(id).Start(start("d='" + dir + "'; mv $d $d.moved; " + take + "; echo >>$d.ran"))
+			j.run(t, dispatch)
+			for kind, again := range map[string]script.Script{"copy": dispatch, "settle": journal(id).Settle(patient), "stop": journal(id).Stop(patient, script.Process{})} {
+				if got := j.run(t, again); got.State != script.StateNoneAgain {
+					t.Errorf("%s, %s: state %q, want %q", name, kind, got.State, script.StateNoneAgain)
+				}
+			}
+			if ran, err := os.ReadFile(dir + ".ran"); err != nil || string(ran) != "\n" {
+				t.Errorf("%s: the command ran %d times (%v), want once", name, len(ran), err)
+			}
+		}
+	})
+}
+
 func TestADirectoryWhoseNameHoldsANewlineIsNotUsed(t *testing.T) {
 	eachJournal(t, func(t *testing.T, j journals) {
 		odd := filepath.Join(t.TempDir(), "a\nb")

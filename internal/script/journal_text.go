@@ -120,7 +120,8 @@ set -- ${_line##*) }
 // and then looks for the other's, so at least one sees both.
 //
 // That there ever was a directory is noted in memory, too, and in the directory which journal brought it about: a directory
-// that was removed, or removed and made again, proves nothing about what there was before.
+// that was removed, or removed and made again, proves nothing about what there was before, and neither does one that can no
+// longer be searched: it may hold the record.
 var claim = code(`if [ ! -d "$_dir" ] && (umask 077; mkdir "$_dir"); then
 _new=-new
 remember
@@ -131,7 +132,14 @@ fi
 set -C
 if [ -O "$_dir" ] && [ ! -L "$_dir" ] && true >"$_record"; then _won=1; elif [ ! -e "$_record" ]; then true >"$_refusal"; fi
 set +C
-if [ -e "$_refusal" ]; then frame full; exit; fi
+if [ -e "$_refusal" ]; then
+if [ ! -O "$_dir" ] || [ -L "$_dir" ] || [ ! -d "$_dir" ] || [ ! -x "$_dir" ]; then
+remember
+if [ -e "$_memory" ]; then frame none-again; exit; fi
+fi
+frame full
+exit
+fi
 if [ ! -f "$_record" ]; then frame unwritable; exit; fi
 `)
 
