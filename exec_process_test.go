@@ -177,6 +177,11 @@ func TestAnotherHostGoesOn(t *testing.T) {
 		}
 		g.open(t)
 		wantEnd(t, q, finished(5, "two\nthree\n", "r\nmore\n").on(tr))
+		for _, l := range []*Lease{other, l} { // either goes on with other commands
+			for range 2 {
+				mustRun(t, l, Command{Args: []string{"echo", "next"}, Transport: tr}, finished(0, "next\n", ""))
+			}
+		}
 	})
 }
 

@@ -383,7 +383,11 @@ func (r *sessionRun) settle() error {
 		r.dispatched = DispatchedNo
 	}
 	clean := r.log.Complete() || r.dispatched == DispatchedNo
-	if !r.stopped && (!clean || !r.release()) || r.stopped && (!r.stopConfirmed || r.deleted != r.session.id) {
+	gone := r.stopConfirmed && r.deleted == r.session.id
+	// The session of another host's command stays until the lease is given back: that host may go on with it, and only it
+	// knows the fence of the last dispatch.
+	kept := !r.stopped && clean && (r.ref != nil || r.release())
+	if !gone && !kept {
 		r.l.sessions.discard(r.l, r.box, r.session.id)
 	}
 	if r.files && r.dispatched != DispatchedNo {
