@@ -36,7 +36,7 @@ type ledger struct {
 // debt is what the store is still to be told of a record that we are done with.
 type debt struct {
 	removed bool   // it is settled: remove it; else it is to be swept
-	record  Record // as it is to be left, unless it is removed
+	record  Record // as it is to be left, unless it is removed; the zero value: as it is found
 }
 
 func newLedger(cfg *Config) *ledger {
@@ -170,6 +170,8 @@ func (g *ledger) change(ctx context.Context, op string, ref LeaseRef, f func(r *
 			f(&record, true)
 			if claim, err = g.put(ctx, op, record); err == nil {
 				g.hold(claim)
+			} else if record.State == StateEnding { // it may be there, and nobody else can have it then while we live
+				owed, owes = debt{record: record}, true
 			}
 		}
 	}
@@ -205,6 +207,9 @@ func (g *ledger) reclaim(ctx context.Context, op string, e CleanupEnvelope) erro
 		}
 		if err != nil {
 			mapped := storeError(op, err)
+			if mapped.Kind == KindStore { // it may be ours now, and nobody else can have it then while we live
+				g.owe(e.Attempt, debt{})
+			}
 			mapped.Sandbox, mapped.Dispatched = e.Observed, DispatchedNo
 			if mapped.Kind == KindConflict {
 				mapped.Retryable, mapped.Message = true, "another process is cleaning it up"
@@ -299,13 +304,14 @@ func (g *ledger) settle(ctx context.Context, attempt string, gone bool) {
 	}
 	g.mu.Lock()
 	_, held := g.claims[attempt]
+	_, owed := g.loose[attempt]
 	g.mu.Unlock()
 	switch {
 	case held:
 		ctx, cancel := g.detached(ctx)
 		defer cancel()
 		g.pay(ctx, attempt, debt{removed: true})
-	case gone:
+	case gone, owed:
 		g.owe(attempt, debt{removed: true})
 	}
 }
@@ -348,6 +354,9 @@ func (g *ledger) pay(ctx context.Context, attempt string, d debt) {
 		}
 		if d.removed {
 			return g.store.Delete(ctx, claim)
+		}
+		if d.record.Version == 0 {
+			return g.store.Release(ctx, claim, claim.Record, 0)
 		}
 		return g.store.Release(ctx, claim, d.record, 0)
 	})

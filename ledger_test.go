@@ -638,3 +638,54 @@ func TestDebtsTakeNothingOver(t *testing.T) {
 		}
 	})
 }
+
+// TestLostAnswersOfTheStoreKeepNoRecord: a record that is ours without our having heard of it is given up again.
+func TestLostAnswersOfTheStoreKeepNoRecord(t *testing.T) {
+	for name, run := range map[string]func(t *testing.T, w *world, down func(bool)){
+		"cleanup": func(t *testing.T, w *world, down func(bool)) {
+			unseen(t, w)
+			w.server.SetFaults()
+			envelope, err := w.Inspect(t.Context(), one(t, w.cfg.Store).Envelope)
+			if err != nil {
+				t.Fatal(err)
+			}
+			down(true)
+			_, err = w.Cleanup(t.Context(), envelope)
+			wantError(t, err, KindStore)
+		},
+		"release": func(t *testing.T, w *world, down func(bool)) {
+			l, err := w.Acquire(t.Context(), request())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.Release(t.Context(), l.Ref(), ReleaseOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			down(true)
+			if _, err := w.Release(t.Context(), l.Ref(), ReleaseOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				inner := newMemoryStore()
+				lost := false
+				store := &hookStore{Store: inner, after: func(_, _ string, err error) error {
+					if lost && !errors.Is(err, ErrNotFound) {
+						return errDown
+					}
+					return err
+				}}
+				w := newWorld(t, Config{Store: store, Reuse: true})
+				run(t, w, func(down bool) { store.change(func() { lost = down }) })
+				store.change(func() { lost = false })
+				time.Sleep(w.cfg.ClaimTime)
+				entries, err := inner.List(t.Context(), "", 10)
+				if err != nil || len(entries) > 0 && entries[0].Owner != "" {
+					t.Errorf("List() = %+v, %v, want nothing that is held", entries, err)
+				}
+			})
+		})
+	}
+}
