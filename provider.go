@@ -98,6 +98,9 @@ func newProvider(config Config) (*provider, error) {
 	if err != nil {
 		return nil, &Error{Op: "configure", Kind: KindInvalid, Dispatched: DispatchedNo, Message: "the client could not be made"}
 	}
+	if cfg.Store != nil {
+		p.cfg.Store = promptStore{cfg.Store}
+	}
 	p.account = newAccount(cfg.APIURL, cfg.APIKey)
 	p.ledger = newLedger(&p.cfg)
 	p.work, p.cancel = context.WithCancel(context.Background())

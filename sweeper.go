@@ -32,12 +32,14 @@ type SweeperOptions struct {
 	MaxDelay  time.Duration // zero: 30 min
 
 	// EscalateAfter is how many failures make a record somebody's concern: then, and each time their number has doubled,
-	// it is logged as an error and given to OnEscalate, which must return soon. Attempts go on. Zero: 5.
+	// it is logged as an error and given to OnEscalate, which must return soon and not close the provider. Attempts go on.
+	// Zero: 5.
 	EscalateAfter int
 	OnEscalate    func(Record)
 
 	// OnOrphan decides about a lease whose host is dead, by its state: in use (leased), or stopped by an earlier sweep.
-	// It may keep it; then it is asked again after MaxDelay. It may be called at the same time for different records.
+	// It may keep it; then it is asked again after MaxDelay. It may be called at the same time for different records, must
+	// return when its context ends, and must leave it to the sweep to give the lease back, which it would wait for.
 	// Nil: a lease that was in use is destroyed if it is not reusable, and else stopped; a stopped one is kept until it
 	// is resumed, destroyed, or deleted by the provider. An unknown disposition keeps it.
 	OnOrphan func(context.Context, Record) Disposition
