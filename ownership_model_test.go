@@ -50,6 +50,7 @@ type modelLease struct {
 	ref     LeaseRef
 	holder  *modelHost          // who uses it; nil: nobody, or nobody knows
 	known   map[*modelHost]bool // who has used it: further uses need no look at the store
+	vague   map[*modelHost]bool // whose last call failed: they may have taken it over, and may know it or not
 	retain  bool                // it may be kept stopped
 	busy    bool                // a call about it is under way
 	unclear bool                // a call was given up, and may still go on
@@ -88,15 +89,15 @@ func (m *model) pick() *modelLease {
 	return l
 }
 
-// done ends a call about a lease, with its new holder.
-func (m *model) done(l *modelLease, holder *modelHost, unclear, blind bool) {
+// done ends a host's call about a lease, with its new holder.
+func (m *model) done(l *modelLease, h, holder *modelHost, err error, impatient bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if holder != nil && holder.dead.Load() {
 		holder = nil
 	}
-	l.holder = holder
-	l.busy, l.unclear, l.blind = false, l.unclear || unclear, l.blind || blind
+	l.holder, l.vague[h] = holder, err != nil
+	l.busy, l.unclear, l.blind = false, l.unclear || impatient, l.blind || errors.Is(err, ErrStore)
 }
 
 // operation returns a random call of a host, to be made by whoever runs it.
@@ -120,7 +121,7 @@ func (m *model) operation() func() {
 				m.wrong("%s: %T is no *Error", name, err)
 			}
 			if l != nil {
-				m.done(l, holder, impatient, errors.Is(err, ErrStore))
+				m.done(l, h, holder, err, impatient)
 			}
 		}
 	}
@@ -136,7 +137,7 @@ func (m *model) operation() func() {
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			if err == nil {
-				lease := &modelLease{ref: l.Ref(), known: map[*modelHost]bool{h: true}}
+				lease := &modelLease{ref: l.Ref(), known: map[*modelHost]bool{h: true}, vague: make(map[*modelHost]bool)}
 				if !h.dead.Load() {
 					lease.holder = h
 				}
@@ -177,20 +178,27 @@ func (m *model) operation() func() {
 		return nil
 	}
 	m.mu.Lock()
-	before, mine := l.holder, l.known[h]
-	l.known[h] = true // even a call that fails may have taken it over
+	before, mine, vague := l.holder, l.known[h], l.vague[h]
+	l.known[h] = true
 	m.mu.Unlock()
+	forgotten := func() { // a lease that was given back is known no more
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(l.known, h)
+	}
 	switch kind := m.r.IntN(10); {
 	case kind < 3:
 		options := ReleaseOptions{Retain: m.r.IntN(4) == 0, Archive: m.r.IntN(6) == 0}
 		l.retain = l.retain || options.Retain || options.Archive
 		return call(fmt.Sprintf("release %+v", options), l, func(ctx context.Context) (*modelHost, error) {
+			defer forgotten()
 			receipt, err := h.Release(ctx, l.ref, options)
 			m.receipt("Release()", l.ref.Sandbox, receipt, err, !l.unclear)
 			return nil, err
 		})
 	case kind < 5:
 		return call("destroy", l, func(ctx context.Context) (*modelHost, error) {
+			defer forgotten()
 			receipt, err := h.Destroy(ctx, l.ref)
 			m.receipt("Destroy()", l.ref.Sandbox, receipt, err, !l.unclear)
 			return nil, err
@@ -212,6 +220,8 @@ func (m *model) operation() func() {
 			_, err = bound.toolbox(ctx)
 		}
 		switch {
+		case vague:
+			return nil, err
 		case mine: // it needed no look, and changed nothing
 			return before, err
 		case err != nil:
