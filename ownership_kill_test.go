@@ -239,6 +239,8 @@ func (s *scene) plant(t *testing.T, key, name string, labels map[string]string) 
 	if err := json.NewDecoder(reply.Body).Decode(&made); err != nil || made.ID == "" {
 		t.Fatalf("planting a foreign sandbox: status %d, %v", reply.StatusCode, err)
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.foreign[made.ID] = true
 }
 
