@@ -689,3 +689,32 @@ func TestLostAnswersOfTheStoreKeepNoRecord(t *testing.T) {
 		})
 	}
 }
+
+// TestResumeBesideARelease: another host gives a lease back while its sandbox is being started. What runs then is recorded.
+func TestResumeBesideARelease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{Store: newMemoryStore(), Reuse: true})
+		l, err := w.Acquire(t.Context(), request())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ref := l.Ref()
+		if _, err := w.Release(t.Context(), ref, ReleaseOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		other := w.another(t, Config{Reuse: true})
+		w.server.SetFaults(emulator.Fault{Method: "POST", Path: "/api/sandbox/*/start", Action: emulator.DelayRequest, Delay: 2 * time.Second})
+		resumed := make(chan error, 1)
+		go func() { _, err := w.Resume(t.Context(), ref); resumed <- err }()
+		time.Sleep(time.Second)
+		if _, err := other.Release(t.Context(), ref, ReleaseOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-resumed; err != nil {
+			t.Fatal(err)
+		}
+		if r := one(t, w.cfg.Store); r.State != StateLeased || r.Lease.Sandbox != ref.Sandbox {
+			t.Errorf("the store holds %+v, want the lease", r)
+		}
+	})
+}

@@ -54,7 +54,7 @@ type modelLease struct {
 	retain  bool                // it may be kept stopped
 	busy    bool                // a call about it is under way
 	unclear bool                // a call was given up, and may still go on
-	blind   bool                // a call failed because of the store, and a host may hold the record without knowing it
+	blind   bool                // the store failed in a call, and a host may hold the record without knowing it, while it lives
 }
 
 func (m *model) logf(format string, args ...any) {
@@ -97,7 +97,8 @@ func (m *model) done(l *modelLease, h, holder *modelHost, err error, impatient b
 		holder = nil
 	}
 	l.holder, l.vague[h] = holder, err != nil
-	l.busy, l.unclear, l.blind = false, l.unclear || impatient, l.blind || errors.Is(err, ErrStore)
+	l.busy, l.unclear = false, l.unclear || impatient
+	l.blind = l.blind || errors.Is(err, ErrStore) || m.flaky > 0 // giving back goes on without the store
 }
 
 // operation returns a random call of a host, to be made by whoever runs it.
