@@ -161,7 +161,9 @@ func (t *Terminal) frame() (int, error) {
 		if _, err := io.ReadFull(t.in, t.space); err != nil {
 			return 0, noEnd(err)
 		}
-		if b, err := t.in.ReadByte(); err != nil || b != '\n' {
+		if b, err := t.in.ReadByte(); err != nil {
+			return 0, err
+		} else if b != '\n' {
 			return 0, errNoise
 		}
 		return len(t.space), nil
