@@ -144,6 +144,7 @@ func TestE3FaultsOfTheObservationLoseNothing(t *testing.T) {
 }
 
 func TestE3WithoutARecordedExitThereIsNone(t *testing.T) {
+	t.Parallel()
 	t.Run("session deleted under the command", func(t *testing.T) {
 		r, l := execRig(t, TransportSession)
 		run := startRunning(t, t.Context(), l, Command{Script: "sleep 60"})

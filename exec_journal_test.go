@@ -119,6 +119,7 @@ func TestE4JournalsRunConcurrently(t *testing.T) {
 }
 
 func TestE5AJournalsTimeoutStopsAll(t *testing.T) {
+	t.Parallel()
 	r, l := execRig(t, TransportJournal)
 	alive := filepath.Join(t.TempDir(), "pid")
 	r.server.SetFaults(emulator.Fault{Path: "/toolbox/*/process/execute", Nth: 2, Action: emulator.DropAfter}) // the stop's reply
@@ -132,6 +133,7 @@ func TestE5AJournalsTimeoutStopsAll(t *testing.T) {
 }
 
 func TestE3WhatHappensUnderAJournal(t *testing.T) {
+	t.Parallel()
 	t.Run("the recorder is killed", func(t *testing.T) {
 		_, l := execRig(t, TransportJournal)
 		run := startRunning(t, t.Context(), l, Command{Script: "kill -9 $PPID; sleep 0.2"})
@@ -272,6 +274,7 @@ func TestE5AStopNeedsNoRecord(t *testing.T) {
 // TestE2WhatComesAfterTheEndIsNotOutput: children in the background neither hold up the result nor die, and what they write
 // is not part of it.
 func TestE2WhatComesAfterTheEndIsNotOutput(t *testing.T) {
+	t.Parallel()
 	_, l := execRig(t, TransportJournal)
 	lived := filepath.Join(t.TempDir(), "lived")
 	began := time.Now()
@@ -342,6 +345,7 @@ func TestE1ARemovedDirectoryProvesNothing(t *testing.T) {
 }
 
 func TestAttachBeyondTheEnd(t *testing.T) {
+	t.Parallel()
 	_, l := execRig(t, TransportJournal)
 	for _, from := range []Offsets{{Stdout: 5}, {Stderr: 1}, {Stdout: 100}, {Stdout: -1}} {
 		p := started(t, t.Context(), l, Command{Script: "echo out; " + "sleep 1"})

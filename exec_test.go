@@ -387,6 +387,7 @@ func TestE1ADoubledDispatchIsFollowedLive(t *testing.T) {
 }
 
 func TestE1WithoutAnyAnswerTheDispatchIsUnknown(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		r, l := execRig(t, tr)
 		c := newCounter(t)
@@ -433,6 +434,7 @@ func (d *lateDelivery) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func TestE1ADispatchThatArrivesLateIsRefused(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		late := &lateDelivery{lost: make(chan *http.Request, 1)}
 		r := newRig(t, Config{}, emulator.Options{Middleware: func(next http.Handler) http.Handler { late.next = next; return late }})

@@ -344,9 +344,13 @@ func TestFaultMatrix(t *testing.T) {
 			for position := 1; position <= len(healthy); position++ {
 				t.Run(fmt.Sprintf("%s/%d %s", op.name, position, healthy[position-1]), func(t *testing.T) {
 					t.Parallel()
+					i := position // so that another share is taken at each
 					for _, m := range mischiefs() {
 						for _, extent := range extents {
 							if !m.worthIt(extent, healthy[position-1]) {
+								continue
+							}
+							if i++; !sampled(i) {
 								continue
 							}
 							cells.Add(1)

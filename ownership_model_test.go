@@ -472,6 +472,9 @@ func TestOwnershipModel(t *testing.T) {
 					if seed >= first+schedules {
 						return
 					}
+					if schedules > 1 && !sampled(int(seed-first)) {
+						continue
+					}
 					problems, log := runModel(t, seed, modelSteps)
 					if len(problems) == 0 {
 						continue
