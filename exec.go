@@ -35,7 +35,8 @@ const DefaultCaptureLimit = 1 << 20
 // terminal that is not there (GIT_TERMINAL_PROMPT=0 and the like), then Env.
 type Command struct {
 	// Args are the program, looked up in PATH, and its arguments, of any bytes but NUL. The program's name cannot begin
-	// with a dash. No shell reads them.
+	// with a dash. No shell reads them. A program that is not found, or cannot be executed, is no error: the exit code is
+	// 127, or 126, with a shell's message on standard error.
 	Args []string
 	// Script is a script for /bin/sh, of any bytes but NUL, without parameters.
 	Script string
@@ -111,7 +112,7 @@ type Delivery string
 // The deliveries.
 const (
 	DeliveryReply    Delivery = "reply"    // journal: all of it in the reply to the dispatch
-	DeliveryFiles    Delivery = "files"    // journal: as the files grew, or because it was long or not text
+	DeliveryFiles    Delivery = "files"    // journal: in more than one reply, because it took a while, or was long or not text
 	DeliverySnapshot Delivery = "snapshot" // session: in copies of the whole log
 	DeliverySocket   Delivery = "socket"   // session: some of it over a socket
 )

@@ -16,7 +16,7 @@ import (
 
 // TransferResult says what an import or export moved. It is complete: a transfer that is not is an error.
 type TransferResult struct {
-	Entries  int64 // files, directories and links
+	Entries  int64 // files, directories and links that were sent
 	Bytes    int64 // content of the files
 	Duration time.Duration
 	Route    Route // by which way an export came; empty for an import

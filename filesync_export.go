@@ -19,7 +19,7 @@ type Exporter struct{ l *Lease }
 // Exporter returns the lease's exporter. It makes no request.
 func (l *Lease) Exporter() *Exporter { return &Exporter{l} }
 
-// LinkPolicy says what an export does with links whose target lies, or may lie, outside the exported directory:
+// LinkPolicy says what an export, or [Importer.Tar], does with links whose target lies, or may lie, outside the exported directory:
 // absolute ones, ones with too many "..", and ones with ".." after another component.
 type LinkPolicy int
 

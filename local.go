@@ -26,6 +26,9 @@ const LocalSnapshot = emulator.DefaultSnapshot
 // sandbox, with Close, and, on Linux, with this process, however it ends. It fails with [ErrInvalid] for a bad
 // configuration and with [ErrIO] if the backend cannot use Dir or the port.
 //
+// Of the host's environment commands see what describes the machine, such as PATH, the locale and the proxies. HOME and
+// TMPDIR are the sandbox's own.
+//
 // It is for development and tests, on Unix, and it is no security boundary: commands run as the current user, with the
 // user's rights, in the host's own file system.
 func NewLocal(config LocalConfig) (Provider, error) {

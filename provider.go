@@ -27,7 +27,8 @@ type Provider interface {
 	// and verifies that it is ours; it does not start it.
 	Bind(ref LeaseRef) (*Lease, error)
 	// Release gives the lease back: a reusable sandbox is stopped, another one deleted, unless options say otherwise.
-	// The receipt is issued after a fresh read that shows it.
+	// The receipt is issued after a fresh read that shows it. With it the record leaves [Config.Store]: of a sandbox that
+	// was stopped, ref is all that is left, so store it before.
 	Release(ctx context.Context, ref LeaseRef, options ReleaseOptions) (Receipt, error)
 	// Destroy deletes the lease's sandbox, whatever its state, and returns when a fresh read shows that it is gone.
 	Destroy(ctx context.Context, ref LeaseRef) (Receipt, error)
