@@ -79,9 +79,7 @@ func (p *provider) resume(work context.Context, op string, ref LeaseRef) (*Lease
 	if err != nil {
 		return fail(PhaseStart, err)
 	}
-	// Another host may have given it back while we waited for the provider, and removed its record: then what we started
-	// is on no list.
-	again, err := p.ledger.adopt(work, op, ref)
+	again, err := p.ledger.confirm(work, op, ref)
 	added = added || again
 	if err != nil {
 		return fail(PhaseStart, err)

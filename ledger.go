@@ -107,6 +107,30 @@ func (g *ledger) resolve(ctx context.Context, op string, ref LeaseRef) error {
 	return err
 }
 
+// confirm sees to it that a lease whose sandbox was just started is recorded. Another host may have given the lease back
+// meanwhile, and removed its record: then it is added. If another host has it now it is that host's, and this fails with
+// [KindFenced]. It reports whether it added the record.
+func (g *ledger) confirm(ctx context.Context, op string, ref LeaseRef) (added bool, err error) {
+	if g.store == nil {
+		return false, nil
+	}
+	err = g.note(ctx, op, ref.Attempt, func(*Record) {})
+	if !errors.Is(err, ErrFenced) {
+		return false, err
+	}
+	record := leaseRecord(ref)
+	record.Orphan = OrphanStop
+	claim, putErr := g.put(ctx, op, record)
+	switch {
+	case putErr == nil:
+		g.hold(claim)
+		return true, nil
+	case errors.Is(putErr, ErrConflict):
+		return false, err
+	}
+	return false, storeError(op, putErr)
+}
+
 // end records, before anything is done about it, that a lease is to be given back, and how.
 func (g *ledger) end(ctx context.Context, op string, ref LeaseRef, how Disposition) error {
 	if g.store == nil {
@@ -170,8 +194,6 @@ func (g *ledger) change(ctx context.Context, op string, ref LeaseRef, f func(r *
 			f(&record, true)
 			if claim, err = g.put(ctx, op, record); err == nil {
 				g.hold(claim)
-			} else if record.State == StateEnding { // it may be there, and nobody else can have it then while we live
-				owed, owes = debt{record: record}, true
 			}
 		}
 	}
@@ -304,14 +326,13 @@ func (g *ledger) settle(ctx context.Context, attempt string, gone bool) {
 	}
 	g.mu.Lock()
 	_, held := g.claims[attempt]
-	_, owed := g.loose[attempt]
 	g.mu.Unlock()
 	switch {
 	case held:
 		ctx, cancel := g.detached(ctx)
 		defer cancel()
 		g.pay(ctx, attempt, debt{removed: true})
-	case gone, owed:
+	case gone:
 		g.owe(attempt, debt{removed: true})
 	}
 }

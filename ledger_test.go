@@ -639,55 +639,33 @@ func TestDebtsTakeNothingOver(t *testing.T) {
 	})
 }
 
-// TestLostAnswersOfTheStoreKeepNoRecord: a record that is ours without our having heard of it is given up again.
-func TestLostAnswersOfTheStoreKeepNoRecord(t *testing.T) {
-	for name, run := range map[string]func(t *testing.T, w *world, down func(bool)){
-		"cleanup": func(t *testing.T, w *world, down func(bool)) {
-			unseen(t, w)
-			w.server.SetFaults()
-			envelope, err := w.Inspect(t.Context(), one(t, w.cfg.Store).Envelope)
-			if err != nil {
-				t.Fatal(err)
+// TestLostClaimsOfACleanup: a record that is ours without our having heard of it is given up again.
+func TestLostClaimsOfACleanup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := newMemoryStore()
+		lost := false
+		store := &hookStore{Store: inner, after: func(_, _ string, err error) error {
+			if lost {
+				return errDown
 			}
-			down(true)
-			_, err = w.Cleanup(t.Context(), envelope)
-			wantError(t, err, KindStore)
-		},
-		"release": func(t *testing.T, w *world, down func(bool)) {
-			l, err := w.Acquire(t.Context(), request())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := w.Release(t.Context(), l.Ref(), ReleaseOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			down(true)
-			if _, err := w.Release(t.Context(), l.Ref(), ReleaseOptions{}); err != nil {
-				t.Fatal(err)
-			}
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				inner := newMemoryStore()
-				lost := false
-				store := &hookStore{Store: inner, after: func(_, _ string, err error) error {
-					if lost && !errors.Is(err, ErrNotFound) {
-						return errDown
-					}
-					return err
-				}}
-				w := newWorld(t, Config{Store: store, Reuse: true})
-				run(t, w, func(down bool) { store.change(func() { lost = down }) })
-				store.change(func() { lost = false })
-				time.Sleep(w.cfg.ClaimTime)
-				entries, err := inner.List(t.Context(), "", 10)
-				if err != nil || len(entries) > 0 && entries[0].Owner != "" {
-					t.Errorf("List() = %+v, %v, want nothing that is held", entries, err)
-				}
-			})
-		})
-	}
+			return err
+		}}
+		w := newWorld(t, Config{Store: store})
+		unseen(t, w)
+		w.server.SetFaults()
+		envelope, err := w.Inspect(t.Context(), one(t, inner).Envelope)
+		if err != nil {
+			t.Fatal(err)
+		}
+		store.change(func() { lost = true })
+		_, err = w.Cleanup(t.Context(), envelope)
+		wantError(t, err, KindStore)
+		store.change(func() { lost = false })
+		time.Sleep(w.cfg.ClaimTime)
+		if entries, err := inner.List(t.Context(), "", 10); err != nil || len(entries) != 1 || entries[0].Owner != "" {
+			t.Errorf("List() = %+v, %v, want the record, held by nobody", entries, err)
+		}
+	})
 }
 
 // TestResumeBesideARelease: another host gives a lease back while its sandbox is being started. What runs then is recorded.
@@ -715,6 +693,33 @@ func TestResumeBesideARelease(t *testing.T) {
 		}
 		if r := one(t, w.cfg.Store); r.State != StateLeased || r.Lease.Sandbox != ref.Sandbox {
 			t.Errorf("the store holds %+v, want the lease", r)
+		}
+	})
+}
+
+// TestL7LateResumeIsFenced: while a host waits for the provider another one resumes the lease: it is that host's.
+func TestL7LateResumeIsFenced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{Store: newMemoryStore(), Reuse: true})
+		l, err := w.Acquire(t.Context(), request())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ref := l.Ref()
+		if _, err := w.Release(t.Context(), ref, ReleaseOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		other := w.another(t, Config{Reuse: true})
+		w.server.SetFaults(emulator.Fault{Method: "POST", Path: "/api/sandbox/*/start", Action: emulator.DelayRequest, Delay: 2 * time.Second})
+		resumed := make(chan error, 1)
+		go func() { _, err := w.Resume(t.Context(), ref); resumed <- err }()
+		time.Sleep(time.Second)
+		if _, err := other.Resume(t.Context(), ref); err != nil {
+			t.Fatal(err)
+		}
+		wantError(t, <-resumed, KindFenced)
+		if entries, err := w.cfg.Store.List(t.Context(), "", 10); err != nil || len(entries) != 1 || entries[0].Owner != other.ledger.owner {
+			t.Errorf("List() = %+v, %v, want the lease in the hands of the host that resumed it last", entries, err)
 		}
 	})
 }

@@ -93,7 +93,7 @@ func (m *model) pick() *modelLease {
 func (m *model) done(l *modelLease, h, holder *modelHost, err error, impatient bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if holder != nil && holder.dead.Load() {
+	if holder != nil && holder.dead.Load() || l.unclear || impatient { // what was given up may take it over yet
 		holder = nil
 	}
 	l.holder, l.vague[h] = holder, err != nil
