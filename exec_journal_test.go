@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -362,5 +363,27 @@ func TestAttachBeyondTheEnd(t *testing.T) {
 		} else if got, err := q.Wait(); err != nil || got.StdoutSize != 0 || !got.Complete {
 			t.Errorf("Wait() = %+v, %v; want the exit and no output", got, err)
 		}
+	}
+}
+
+// TestAJournalNeedsNoWritableRoot runs a command that sees the whole file system read-only. Its journal is kept outside.
+func TestAJournalNeedsNoWritableRoot(t *testing.T) {
+	bwrap, err := exec.LookPath("bwrap")
+	if err == nil {
+		err = exec.Command(bwrap, "--ro-bind", "/", "/", "true").Run()
+	}
+	if err != nil {
+		if os.Getenv("LEASEHOLD_REQUIRE_ALL") == "1" {
+			t.Fatalf("bwrap does not work here: %v", err)
+		}
+		t.Skipf("bwrap does not work here: %v", err)
+	}
+	_, l := execRig(t, TransportJournal)
+	script := "cat; echo err >&2; echo again >/dev/stderr; : >$TMPDIR/written; exit 3"
+	got, err := l.Executor().Run(t.Context(), Command{
+		Args: []string{"bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--", "sh", "-c", script}, Stdin: strings.NewReader("in\n"), Transport: TransportJournal,
+	})
+	if err != nil || got.ExitCode == 0 || string(got.Stdout) != "in\n" || !strings.HasPrefix(string(got.Stderr), "err\nagain\n") || !strings.Contains(string(got.Stderr), "written") {
+		t.Errorf("Run() = %+v %q %q, %v; want the input back, both messages, and a refused write", got, got.Stdout, got.Stderr, err)
 	}
 }
