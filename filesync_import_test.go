@@ -274,8 +274,8 @@ func TestImportFollowsLinks(t *testing.T) {
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
 	local := t.TempDir()
-	writeFiles(t, local, map[string]string{"tree/d/f": "in", "shared/skill/s": "out", "shared/big": "", "tree/x.tmp": "x"})
-	if err := os.Truncate(filepath.Join(local, "shared/big"), 9<<20); err != nil {
+	writeFiles(t, local, map[string]string{"tree/d/f": "in", "common/skill/s": "out", "common/big": "", "tree/x.tmp": "x"})
+	if err := os.Truncate(filepath.Join(local, "common/big"), 9<<20); err != nil {
 		t.Fatal(err)
 	}
 	src := filepath.Join(local, "tree")
@@ -286,8 +286,8 @@ func TestImportFollowsLinks(t *testing.T) {
 		}
 	}
 	link("file", "d/f")
-	link("dir", "../shared/skill")
-	link("d/big", "../../shared/big")
+	link("dir", "../common/skill")
+	link("d/big", "../../common/big")
 	link("gone.tmp", "nowhere")
 	o := ImportOptions{FollowLinks: true, Exclude: []string{"*.tmp"}}
 	if _, err := l.Importer().Dir(t.Context(), src, "", o); err != nil {

@@ -100,7 +100,7 @@ const (
 	OrphanDestroy Disposition = "destroy" // deleted
 	OrphanStop    Disposition = "stop"    // stopped, with its automatic deletion as it is, and kept on the list
 	OrphanRetain  Disposition = "retain"  // the same, after its automatic deletion was switched off
-	OrphanKeep    Disposition = "keep"    // left as it is for now, and asked about again
+	OrphanKeep    Disposition = "keep"    // left as it is, and asked about again by the next sweep
 )
 
 const recordVersion = 1
