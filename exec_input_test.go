@@ -23,28 +23,36 @@ func TestASmallInputTakesNoRequest(t *testing.T) {
 	r.wantRequests(t, "POST /toolbox/*/process/execute", "GET /toolbox/*/files/download") // the output is a byte too long
 }
 
-// TestAConversation answers what the command says, which it could not if its input were sent in advance.
+// TestAConversation answers what the command says, which it could not if its input were sent in advance. A session's log
+// brings whole lines alone.
 func TestAConversation(t *testing.T) {
-	_, l := execRig(t, TransportJournal)
-	in, w := io.Pipe()
-	out := make(arrivals, 8)
-	p := started(t, t.Context(), l, Command{Script: "echo name?; read n; echo hello $n; cat; echo end", Stdin: in, Stdout: out})
-	for _, step := range []struct{ hear, say string }{{"name?\n", "bob\n"}, {"hello bob\n", "more"}, {"more", ""}} {
-		if got := <-out; got != step.hear {
-			t.Errorf("heard %q, want %q", got, step.hear)
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		more := "more"
+		if tr == TransportSession {
+			more = "more\n"
 		}
-		if step.say == "" {
-			w.Close()
-		} else if _, err := io.WriteString(w, step.say); err != nil {
-			t.Fatal(err)
+		_, l := execRig(t, tr)
+		in, w := io.Pipe()
+		out := make(arrivals, 8)
+		p := started(t, t.Context(), l, Command{Script: "echo name?; read n; echo hello $n; cat; echo end", Stdin: in, Stdout: out})
+		for _, step := range []struct{ hear, say string }{{"name?\n", "bob\n"}, {"hello bob\n", more}, {more, ""}} {
+			if got := <-out; got != step.hear {
+				t.Errorf("heard %q, want %q", got, step.hear)
+			}
+			if step.say == "" {
+				w.Close()
+			} else if _, err := io.WriteString(w, step.say); err != nil {
+				t.Fatal(err)
+			}
 		}
-	}
-	if got := <-out; got != "end\n" {
-		t.Errorf("heard %q, want the end", got)
-	}
-	if got, err := p.Wait(); err != nil || got.StdinSize != 8 || got.ExitCode != 0 {
-		t.Errorf("Wait() = %+v, %v; want exit 0 after 8 bytes", got, err)
-	}
+		if got := <-out; got != "end\n" {
+			t.Errorf("heard %q, want the end", got)
+		}
+		size := int64(len("bob\n" + more))
+		if got, err := p.Wait(); err != nil || got.StdinSize != size || got.ExitCode != 0 || got.Transport != tr {
+			t.Errorf("Wait() = %+v, %v; want exit 0 after %d bytes on the %s", got, err, size, tr)
+		}
+	})
 }
 
 // numbered is an input of n bytes, no two parts of which are alike.

@@ -454,27 +454,6 @@ func TestE5AnOrphanOfTheGroupIsStoppedToo(t *testing.T) {
 
 func TestASessionsInputIsStreamed(t *testing.T) {
 	_, l := execRig(t, TransportSession)
-	t.Run("a conversation", func(t *testing.T) {
-		in, w := io.Pipe()
-		out := make(arrivals, 8)
-		p := started(t, t.Context(), l, Command{Script: "echo name?; read n; echo hello $n; cat; echo end", Stdin: in, Stdout: out})
-		for _, step := range []struct{ hear, say string }{{"name?\n", "bob\n"}, {"hello bob\n", "more\n"}, {"more\n", ""}} {
-			if got := <-out; got != step.hear {
-				t.Errorf("heard %q, want %q", got, step.hear)
-			}
-			if step.say == "" {
-				w.Close()
-			} else if _, err := io.WriteString(w, step.say); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if got := <-out; got != "end\n" {
-			t.Errorf("heard %q, want the end", got)
-		}
-		if got, err := p.Wait(); err != nil || got.StdinSize != 9 || got.ExitCode != 0 || got.Transport != TransportSession {
-			t.Errorf("Wait() = %+v, %v; want exit 0 after 9 bytes on a session", got, err)
-		}
-	})
 	t.Run("every byte", func(t *testing.T) {
 		content := numbered(300_000)
 		want := fmt.Sprintf("%x  -\n", sha256.Sum256(content))
