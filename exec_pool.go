@@ -238,44 +238,38 @@ func (p *sessionPool) forget(id string) {
 // discard deletes a session in the background. If that fails the id stays noted, and is deleted when the lease is given
 // back.
 func (p *sessionPool) discard(l *Lease, box *daytona.Toolbox, id string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return
-	}
-	work, finish, err := l.p.start(context.Background(), "run")
-	if err != nil {
-		return
-	}
-	p.deletes.Go(func() {
-		defer finish()
-		ctx, cancel := context.WithTimeout(daytona.Quiet(work), deleteTime)
-		defer cancel()
-		p.delete(ctx, box, id)
-	})
+	p.later(l, func(ctx context.Context) { p.delete(ctx, box, id) })
 }
 
-// clear runs, in the background, a script that removes a command's files.
+// clear runs, in the background, a script that removes a command's files. Those of a lease that was given back go with the
+// sandbox, or by a sweep of journals.
 func (p *sessionPool) clear(l *Lease, box *daytona.Toolbox, remove script.Script) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return // with the sandbox, or by a sweep of journals
-	}
-	work, finish, err := l.p.start(context.Background(), "run")
-	if err != nil {
-		return
-	}
-	p.deletes.Go(func() {
-		defer finish()
-		ctx, cancel := context.WithTimeout(daytona.Quiet(work), deleteTime)
-		defer cancel()
+	p.later(l, func(ctx context.Context) {
 		for pause := (backoff{}); ; {
 			_, err := box.ExecuteEnv(ctx, remove.Command, remove.Env, 0)
 			if err == nil || !failed("run", err).Retryable || pause.wait(ctx, 0) != nil {
 				return
 			}
 		}
+	})
+}
+
+// later does something in the background, unless the pool or the provider is closed. Giving the lease back waits for it.
+func (p *sessionPool) later(l *Lease, do func(ctx context.Context)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return
+	}
+	work, finish, err := l.p.start(context.Background(), "run")
+	if err != nil {
+		return
+	}
+	p.deletes.Go(func() {
+		defer finish()
+		ctx, cancel := context.WithTimeout(daytona.Quiet(work), deleteTime)
+		defer cancel()
+		do(ctx)
 	})
 }
 
