@@ -153,16 +153,14 @@ func newLease(p *provider, ref LeaseRef) *Lease {
 // Ref returns the lease as a plain value. The caller may change it.
 func (l *Lease) Ref() LeaseRef { return l.ref.clone() }
 
-// begin counts an activity on the lease until done is called. It fails with [ErrClosed] once the lease is being given
-// back.
+// begin counts a call on the lease until done is called. It fails with [ErrClosed] once the lease is being given back.
+// What stays open after the call, such as a terminal, is held instead: see hold.
 func (l *Lease) begin(op string) (done func(), err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.closed {
-		return nil, &Error{Op: op, Kind: KindClosed, Sandbox: l.ref.Sandbox, Dispatched: DispatchedNo, Message: "the lease was given back"}
+	h, err := l.hold(ActivityCall, op)
+	if err != nil {
+		return nil, err
 	}
-	l.active++
-	return sync.OnceFunc(l.end), nil
+	return h.end, nil
 }
 
 func (l *Lease) end() {
