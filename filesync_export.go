@@ -79,7 +79,7 @@ type ExportOptions struct {
 // and hard links inside the tree, empty files and directories, holes of sparse files (with GNU tar), and names of any
 // bytes are kept; owners, set-id and sticky bits are not. FIFOs, devices and sockets are left out and listed.
 //
-// The sandbox's tar writes an archive into the lease's own directory, in pieces of 16 MiB of which at most four are there
+// The sandbox's tar writes an archive into the lease's own directory, in pieces of 32 MiB of which at most four are there
 // at a time; the host downloads and extracts each while the next ones are made, in constant memory, going on where it
 // stopped when the connection breaks. That takes three requests for a tree that fits in one piece, and up to two more for
 // each further piece. The end of the archive, its length, and the length and checksum of each piece are proved. The
@@ -288,7 +288,7 @@ func (t *transfer) exportPieces(ctx context.Context, job exportJob, m *meter, wa
 	if err != nil {
 		return sum, t.archived(ctx, err)
 	}
-	t.listSockets(&sum, *r.end, o.Exclude)
+	t.listSockets(&sum, *r.end.Load(), o.Exclude)
 	return sum, nil
 }
 

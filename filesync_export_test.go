@@ -58,7 +58,7 @@ func sameFile(t testing.TB, want, got string) {
 // An archive of many pieces needs no more of the sandbox's disk than four, whatever its size, and few requests.
 func TestF3ExportInPieces(t *testing.T) {
 	t.Parallel()
-	size := int64(100 << 20)
+	size := int64(40 << 20) // two pieces; how many are there at a time is seen of smaller ones, and of more
 	if os.Getenv("LEASEHOLD_LONG") == "1" {
 		size = 1 << 30
 	}

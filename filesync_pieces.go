@@ -4,35 +4,37 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync/atomic"
 
 	"github.com/leasehold-go/leasehold/internal/archive"
 	"github.com/leasehold-go/leasehold/internal/daytona"
 )
 
 // pieceReader reads an archive that a script in the sandbox makes in pieces, see [archive.RemoteExport]. While one piece
-// is downloaded, the next ones are made. It ends with io.EOF only when the sandbox's tar has ended well, every piece had
-// its length and checksum, and all of them together the length that the script counted.
+// is downloaded, the next ones are made and asked for. It ends with io.EOF only when the sandbox's tar has ended well,
+// every piece had its length and checksum, and all of them together the length that the script counted.
 type pieceReader struct {
 	t       *transfer
 	ctx     context.Context
+	cancel  context.CancelFunc
 	request archive.RemoteExport
 	moved   func() // called when something arrived
 
-	ready    []archive.Piece // whole, and not read to the end
-	next     int             // number of the piece after those
-	end      *archive.Reply  // the script's last word
-	body     *resumingReader // of the first ready piece; nil when there is none under way
+	// What fetch receives. When it ends it closes pieces, after it has set one of end and err.
+	pieces chan archive.Piece
+	end    atomic.Pointer[archive.Reply] // the script's last word
+	err    error
+	needed atomic.Int64 // number of the first piece that may still be downloaded
+
+	piece    archive.Piece
+	body     *resumingReader // of the piece; nil when there is none under way
 	sum      archive.Sum     // of what was read of it
 	received int64
-	asked    chan asked // a request that is under way; nil for none
-	cancel   context.CancelFunc
 }
 
-// asked is how a request for more pieces ended.
-type asked struct {
-	reply archive.Reply
-	err   error
-}
+// piecesAhead is how many whole pieces wait behind the one that is downloaded. Together with the one that is made, and
+// with the one that was announced last, there are as many as the sandbox makes room for.
+const piecesAhead = archive.PieceCount - 2
 
 // openPieces has the archive begun. It returns when the first piece is there. The reader must be closed.
 func (t *transfer) openPieces(ctx context.Context, request archive.RemoteExport, moved func()) (*pieceReader, error) {
@@ -40,46 +42,73 @@ func (t *transfer) openPieces(ctx context.Context, request archive.RemoteExport,
 	if err != nil {
 		return nil, err
 	}
-	p := &pieceReader{t: t, request: request, moved: moved}
-	p.ctx, p.cancel = context.WithCancel(ctx)
-	if err := p.take(reply); err != nil {
-		p.close()
-		return nil, err
+	if len(reply.Pieces) == 0 && reply.Word != archive.WordBusy {
+		return nil, t.exportRefused(request, reply)
 	}
+	p := &pieceReader{t: t, request: request, moved: moved, pieces: make(chan archive.Piece, piecesAhead)}
+	p.ctx, p.cancel = context.WithCancel(ctx)
+	go func() {
+		defer close(p.pieces)
+		p.err = p.fetch(reply)
+	}()
 	return p, nil
+}
+
+// fetch asks for pieces, one request after another, as long as there is room for them. It returns nil after the last one.
+func (p *pieceReader) fetch(reply archive.Reply) error {
+	for next := 0; ; {
+		for _, piece := range reply.Pieces {
+			switch {
+			case piece.Number > next:
+				return p.t.refused("")
+			case piece.Number == next:
+				p.moved()
+				select {
+				case p.pieces <- piece:
+				case <-p.ctx.Done():
+					return ctxError(p.ctx)
+				}
+				next++
+			}
+		}
+		switch {
+		case reply.Word == archive.WordOK && reply.Bytes > 0:
+			p.end.Store(&reply)
+			return nil
+		case reply.Word != "" && reply.Word != archive.WordBusy:
+			return p.t.exportRefused(p.request, reply)
+		}
+		var err error
+		if reply, err = p.t.execute(p.ctx, p.request.Take(next, int(p.needed.Load())), p.request.Scratch); err != nil {
+			return err
+		}
+	}
 }
 
 // total is the length of the archive, 0 while it is not known.
 func (p *pieceReader) total() int64 {
-	if p.end == nil {
-		return 0
+	if end := p.end.Load(); end != nil {
+		return end.Bytes
 	}
-	return p.end.Bytes
+	return 0
 }
 
 // Read reads the next bytes of the archive.
 func (p *pieceReader) Read(b []byte) (int, error) {
 	for {
-		switch {
-		case len(p.ready) > 0:
-		case p.end == nil:
-			if err := p.await(); err != nil {
-				return 0, err
-			}
-			continue
-		case p.received != p.end.Bytes:
-			return 0, p.t.fail(KindProtocol, "the archive does not have the length that the sandbox counted")
-		default:
-			return 0, io.EOF
-		}
-		piece := p.ready[0]
 		if p.body == nil {
-			p.body = &resumingReader{t: p.t, ctx: p.ctx, path: p.request.Path(piece.Number), size: piece.Size}
-			p.sum = archive.Sum{}
-			// With one more piece ahead there is time to ask. The sandbox goes on with what the answer makes room for.
-			if len(p.ready) <= 2 {
-				p.ask()
+			piece, more := <-p.pieces // fetch ends with the context
+			switch {
+			case more:
+			case p.err != nil:
+				return 0, p.err
+			case p.received != p.total():
+				return 0, p.t.fail(KindProtocol, "the archive does not have the length that the sandbox counted")
+			default:
+				return 0, io.EOF
 			}
+			p.piece, p.sum = piece, archive.Sum{}
+			p.body = &resumingReader{t: p.t, ctx: p.ctx, path: p.request.Path(piece.Number), size: piece.Size}
 		}
 		n, err := p.body.Read(b)
 		p.sum.Write(b[:n])
@@ -90,67 +119,25 @@ func (p *pieceReader) Read(b []byte) (int, error) {
 			return n, nil
 		case err != io.EOF:
 			return 0, err
-		case piece.Summed && p.sum.Sum32() != piece.Sum:
+		case p.piece.Summed && p.sum.Sum32() != p.piece.Sum:
 			e := p.t.fail(KindProtocol, "a piece of the archive arrived with another checksum")
 			e.Retryable = true
 			return 0, e
 		}
 		p.body.close()
-		p.body, p.ready = nil, p.ready[1:]
+		p.body = nil
+		p.needed.Store(int64(p.piece.Number) + 1)
 	}
 }
 
-// ask asks for the piece after the ready ones, unless that is under way or there is none.
-func (p *pieceReader) ask() {
-	if p.asked != nil || p.end != nil {
-		return
+// close ends what is under way.
+func (p *pieceReader) close() {
+	p.cancel()
+	if p.body != nil {
+		p.body.close()
 	}
-	needed := p.next
-	if len(p.ready) > 0 {
-		needed = p.ready[0].Number
+	for range p.pieces { // until fetch has ended
 	}
-	text, answer := p.request.Take(p.next, needed), make(chan asked, 1)
-	p.asked = answer
-	go func() {
-		reply, err := p.t.execute(p.ctx, text, p.request.Scratch)
-		answer <- asked{reply, err}
-	}()
-}
-
-// await waits for an answer.
-func (p *pieceReader) await() error {
-	p.ask()
-	a := <-p.asked // a request ends with the context
-	p.asked = nil
-	if a.err != nil {
-		return a.err
-	}
-	return p.take(a.reply)
-}
-
-// take takes an answer in.
-func (p *pieceReader) take(reply archive.Reply) error {
-	for _, piece := range reply.Pieces {
-		switch {
-		case piece.Number == p.next:
-			p.ready = append(p.ready, piece)
-			p.next++
-			p.moved()
-		case piece.Number > p.next:
-			return p.t.refused("")
-		}
-	}
-	switch reply.Word {
-	case "", archive.WordBusy:
-	case archive.WordOK:
-		if reply.Bytes <= 0 {
-			return p.t.refused("")
-		}
-		p.end = &reply
-	default:
-		return p.t.exportRefused(p.request, reply)
-	}
-	return nil
 }
 
 // exportRefused is the error for the last word of an export that did not succeed.
@@ -161,17 +148,6 @@ func (t *transfer) exportRefused(request archive.RemoteExport, reply archive.Rep
 	}
 	t.full = reply.Word == archive.WordNoSpace
 	return t.refused(reply.Word)
-}
-
-// close ends what is under way.
-func (p *pieceReader) close() {
-	p.cancel()
-	if p.body != nil {
-		p.body.close()
-	}
-	if p.asked != nil {
-		<-p.asked
-	}
 }
 
 // resumingReader reads a file of a known size, and continues where it stopped when the connection breaks. It gives up

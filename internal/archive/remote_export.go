@@ -28,7 +28,7 @@ type RemoteExport struct {
 
 const (
 	// PieceSize is large enough that the requests for a piece cost little beside its content.
-	PieceSize = 16 << 20
+	PieceSize = 32 << 20
 	// PieceCount is how many pieces are on the sandbox's disk at a time, the one that is being written included.
 	PieceCount = 4
 	// Patience is long enough for a host that writes its pieces slowly.

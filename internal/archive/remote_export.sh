@@ -35,7 +35,7 @@ room() {
 answer() {
   n=0 lost=0 dot=
   until { read -r sum size dot <"$s/sum.$from"; } 2>/dev/null && [ "$dot" = . ] || [ -f "$s/ended" ]; do
-    if [ -s "$s/maker" ] && kill -0 "$(cat "$s/maker" 2>/dev/null)" 2>/dev/null; then lost=0
+    if { read -r maker <"$s/maker"; } 2>/dev/null && kill -0 "$maker" 2>/dev/null; then lost=0
     elif [ -s "$s/maker" ]; then lost=$((lost+50)) # it may have ended a moment ago
     else lost=$((lost+1)) # or not begun yet
     fi
@@ -105,7 +105,7 @@ if [ "$kind" = dir ]; then
   shift
   [ -d "$src" ] || { [ -e "$src" ] && fail notdir; fail nosource; }
   [ -r "$src" ] && [ -x "$src" ] || fail denied
-  [ -n "$gnu" ] && set -- --sparse "$@" || set --
+  [ -n "$gnu" ] && set -- -b 128 --sparse "$@" || set --
   set -- "$@" .
 else
   src=/ n=0
@@ -118,7 +118,7 @@ else
     shift
     n=$((n+1))
   done
-  [ -z "$gnu" ] || set -- --sparse --no-recursion --hard-dereference "$@"
+  [ -z "$gnu" ] || set -- -b 128 --sparse --no-recursion --hard-dereference "$@"
 fi
 # How tar ended comes through a pipe, which needs no room. Opened for both, it never waits.
 exec 4<>"$s/end"
