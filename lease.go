@@ -143,6 +143,7 @@ type Lease struct {
 
 	sessions sessionPool // in which commands run, and
 	journals journalPool // which they keep
+	consoles consoleSet  // terminals and channels
 }
 
 func newLease(p *provider, ref LeaseRef) *Lease {

@@ -63,6 +63,8 @@ type provider struct {
 	work   context.Context // parent of everything that outlives a call; ended by Close
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
+	// streams are the goroutines of open terminals and channels, which the end of work ends.
+	streams sync.WaitGroup
 
 	mu        sync.Mutex
 	closed    bool
@@ -130,6 +132,7 @@ func (p *provider) Close(ctx context.Context) error {
 	}
 	p.cancel()
 	<-settled
+	p.streams.Wait()
 	p.ledger.close(ctx)
 	p.client.Close()
 	if p.onClose != nil {

@@ -47,6 +47,7 @@ const (
 	OpChmod           = "file_chmod"
 	OpCreatePTY       = "pty_create"
 	OpConnectPTY      = "pty_connect"
+	OpDescribePTY     = "pty_describe"
 	OpResizePTY       = "pty_resize"
 	OpDeletePTY       = "pty_delete"
 )

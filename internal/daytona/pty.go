@@ -52,6 +52,18 @@ func (t *Toolbox) ResizePTY(ctx context.Context, id string, cols, rows int) erro
 	}, id)
 }
 
+// DescribePTY returns the environment that a terminal was created with. One that has ended is a 404.
+func (t *Toolbox) DescribePTY(ctx context.Context, id string) (env map[string]string, err error) {
+	err = t.do(ctx, OpDescribePTY, func(ctx context.Context) error {
+		info, _, err := t.api.ProcessAPI.GetPtySession(ctx, id).Execute()
+		if err == nil {
+			env = info.Envs
+		}
+		return err
+	}, id)
+	return env, err
+}
+
 // terminalSize holds the daemon's limits.
 func terminalSize(cols, rows int) bool { return cols >= 0 && cols <= 1000 && rows >= 0 && rows <= 1000 }
 
@@ -202,6 +214,9 @@ func (p *PTYConn) Write(b []byte) (int, error) {
 	}
 	return n, nil
 }
+
+// Ping returns once the daemon has answered a ping, which takes a Read that is under way.
+func (p *PTYConn) Ping(ctx context.Context) error { return p.s.conn.Ping(ctx) }
 
 // Close frees the connection at once; the terminal lives on. It may be called twice, and during a Read, which then fails
 // with ReasonClosed.

@@ -203,27 +203,40 @@ func (l Login) exec(prefix string) string {
 	for _, key := range slices.Sorted(maps.Keys(gitDefaults)) {
 		b.WriteString(" " + key + "=" + gitDefaults[key])
 	}
-	b.WriteString("\n" + prefix)
-	if len(l.Env) > 0 {
-		b.WriteString("env")
-		for _, key := range slices.Sorted(maps.Keys(l.Env)) {
-			b.WriteString(" " + Quote(key+"="+l.Env[key]))
-		}
-		b.WriteString(" ")
-	}
-	switch {
-	case l.file != "":
-		b.WriteString("/bin/sh " + l.file)
-	case len(l.Args) == 0:
-		b.WriteString("/bin/sh -c " + Quote(l.Script) + " sh")
-	case strings.Contains(l.Args[0], "="): // exec and env would take the name for a variable
-		b.WriteString(`/bin/sh -c 'exec "$0" "$@"' ` + QuoteAll(l.Args))
-	default:
-		b.WriteString(QuoteAll(l.Args))
-	}
+	b.WriteString("\n" + l.become(prefix))
 	if l.record {
 		b.WriteString(" 9>&-")
 	}
 	b.WriteString("\n")
 	return b.String()
+}
+
+// become returns the command line that becomes the command, with a prefix.
+func (l Login) become(prefix string) string { return l.within(prefix) + l.program() }
+
+// within returns the words before a program that put the caller's variables into its environment.
+func (l Login) within(prefix string) string {
+	if len(l.Env) == 0 {
+		return prefix
+	}
+	var b strings.Builder
+	b.WriteString(prefix + "env")
+	for _, key := range slices.Sorted(maps.Keys(l.Env)) {
+		b.WriteString(" " + Quote(key+"="+l.Env[key]))
+	}
+	b.WriteString(" ")
+	return b.String()
+}
+
+// program returns the words of the program and its arguments.
+func (l Login) program() string {
+	switch {
+	case l.file != "":
+		return "/bin/sh " + l.file
+	case len(l.Args) == 0:
+		return "/bin/sh -c " + Quote(l.Script) + " sh"
+	case strings.Contains(l.Args[0], "="): // exec and env would take the name for a variable
+		return `/bin/sh -c 'exec "$0" "$@"' ` + QuoteAll(l.Args)
+	}
+	return QuoteAll(l.Args)
 }

@@ -1,0 +1,108 @@
+package leasehold
+
+import (
+	"context"
+	"io"
+
+	"github.com/leasehold-go/leasehold/internal/script"
+)
+
+// ChannelOptions describe a channel. Args is required; the zero value of every other field is useful.
+type ChannelOptions struct {
+	// ID names the channel on its lease: 1 to 100 of A-Z a-z 0-9 _ -. With it a channel can be closed although the answer to
+	// its opening was lost. Empty: one is made up.
+	ID string
+	// Args are the program, looked up in PATH, and its arguments, of any bytes but NUL. No shell reads them. They and Env may
+	// take some 100 KiB together.
+	Args []string
+	// Dir is the directory to run in, relative to the lease's workspace, or absolute. Empty: the workspace.
+	Dir string
+	// Env wins over what the login shell's start-up files set.
+	Env map[string]string
+	// Stderr receives the program's standard error. It is called by one goroutine, and a writer that waits makes the program
+	// wait, once it has written some 100 KiB more. If it fails, the channel is closed. Nil: standard error is discarded.
+	Stderr io.Writer
+}
+
+// Channel is a program's standard input and output as one stream of bytes, of any value, in each direction: Read returns what
+// it writes, and Write gives it input. Neither is lost, added to or changed. Its methods are safe for concurrent use. It must
+// be closed, unless the lease is given back.
+//
+// Either side makes the other wait: at most some 200 KiB that was not read is held, and as much input that the program has
+// not taken.
+type Channel struct {
+	id    string
+	c     *console
+	input *channelInput
+}
+
+// OpenChannel starts a program with a channel to it, and returns once it has taken over. Ctx bounds the opening alone. The
+// sandbox needs stty, dd, base64, tr and cat, of GNU or BusyBox. The errors are those of [Lease.OpenTerminal]; [ErrRefused] is
+// also that of a sandbox that lacks one of these. A program that is not found, or cannot be executed, is no error: the exit
+// code is 127, or 126.
+func (l *Lease) OpenChannel(ctx context.Context, options ChannelOptions) (_ *Channel, err error) {
+	const op = "open channel"
+	ctx, span := l.p.span(ctx, op)
+	defer func() { endSpan(span, err) }()
+	var p problems
+	if len(options.Args) == 0 {
+		p.add("ChannelOptions.Args", "is empty")
+	}
+	login := checkConsole(&p, "ChannelOptions", l, options.ID, options.Args, options.Dir, options.Env)
+	text := script.Terminal{Mark: newConsoleMark(), Login: login}
+	env := carried(&p, "ChannelOptions.Args", func() (map[string]string, error) { return text.Channel(options.Stderr != nil) })
+	if err := p.err(op); err != nil {
+		return nil, err
+	}
+	name, id := consoleName(channelKind, options.ID)
+	c, err := l.newConsole(op, name, text.Mark)
+	if err != nil {
+		return nil, err
+	}
+	e := newChannelEvents(c, options.Stderr)
+	c.farewell = e.input.kill
+	if err := c.open(ctx, env, e); err != nil {
+		return nil, err
+	}
+	return &Channel{id: id, c: c, input: e.input}, nil
+}
+
+// CloseChannel ends the channel of this id, and its program, whoever opened it and whether or not anybody was told that it was.
+// It returns nil if there is none.
+func (l *Lease) CloseChannel(ctx context.Context, id string) error {
+	const op = "close channel"
+	var p problems
+	checkConsoleID(&p, "id", id, true)
+	if err := p.err(op); err != nil {
+		return err
+	}
+	name, _ := consoleName(channelKind, id)
+	return l.closeConsole(ctx, op, name)
+}
+
+// ID returns the id of the channel on its lease.
+func (ch *Channel) ID() string { return ch.id }
+
+// Read returns what the program wrote to its standard output, as soon as there is something. It returns [io.EOF] when the
+// program has ended and all was read, [ErrClosed] after Close, and another error if the connection ended first: then
+// something may be missing.
+func (ch *Channel) Read(p []byte) (int, error) { return ch.c.in.Read(p) }
+
+// Write gives the program input. It waits while the program has some 64 KiB that it has not taken. It fails with [ErrClosed]
+// after CloseWrite and Close, and once the program has ended or reads no more.
+func (ch *Channel) Write(p []byte) (int, error) { return ch.input.write(p) }
+
+// CloseWrite ends the program's input, once it has taken what was written. Nothing else does: a channel that breaks kills the
+// program.
+func (ch *Channel) CloseWrite() error { return ch.input.end() }
+
+// Wait waits for the end of the program or of the connection, and says which it was. The error is nil with [ExitExited], and
+// else says why the exit is not known. What the program wrote can still be read. It can be called at any time, and again.
+func (ch *Channel) Wait(ctx context.Context) (Exit, error) { return ch.c.wait(ctx) }
+
+// Close ends the channel, and the program if it runs. It returns within seconds, and nil if the program's terminal is known to
+// be gone; if not, it may be called again. What was not read is lost.
+func (ch *Channel) Close() error {
+	ch.c.in.drop(ch.c.closed("read"))
+	return ch.c.close(context.Background())
+}

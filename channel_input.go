@@ -1,0 +1,149 @@
+package leasehold
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/leasehold-go/leasehold/internal/script"
+)
+
+const (
+	// inputPages is how many pages a pipe has in Linux, and inputPage how large one is at least. Each piece of input takes
+	// pages of its own.
+	inputPages = 16
+	inputPage  = 4096
+	// killTime is how long the end of a program that was killed is waited for.
+	killTime = 500 * time.Millisecond
+)
+
+// channelInput sends a program its input. No more is on its way than what a pipe in the sandbox holds, so that what else is
+// sent is never kept waiting by a program that does not read.
+type channelInput struct {
+	c *console
+
+	writing sync.Mutex // held by the writer whose turn it is
+
+	mu      sync.Mutex // guards the fields below
+	cond    sync.Cond  // something in them changed
+	process int        // the program's
+	pieces  []int      // sent, and not taken by the program
+	part    int        // how much of the first one was
+	pages   int        // that they take at most
+	ended   bool       // by CloseWrite
+	refused bool       // nobody reads any more
+}
+
+func newChannelInput(c *console) *channelInput {
+	in := &channelInput{c: c}
+	in.cond.L = &in.mu
+	context.AfterFunc(c.life, in.refuse)
+	return in
+}
+
+// start notes the program's process.
+func (in *channelInput) start(process int) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.process = process
+}
+
+// refuse makes every write fail.
+func (in *channelInput) refuse() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.refused = true
+	in.cond.Broadcast()
+}
+
+// pagesOf is how many pages a piece takes.
+func pagesOf(n int) int { return (n + inputPage - 1) / inputPage }
+
+// taken notes that the program took n bytes more. It reports whether so many were sent.
+func (in *channelInput) taken(n int) bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.part += n
+	for len(in.pieces) > 0 && in.part >= in.pieces[0] {
+		in.part -= in.pieces[0]
+		in.pages -= pagesOf(in.pieces[0])
+		in.pieces = in.pieces[1:]
+	}
+	in.cond.Broadcast()
+	return in.part == 0 || len(in.pieces) > 0
+}
+
+// next waits until something can be sent, and returns how much of so many bytes.
+func (in *channelInput) next(n int) (int, error) {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	for in.pages == inputPages && !in.refused && !in.ended {
+		in.cond.Wait()
+	}
+	if in.refused || in.ended {
+		return 0, in.c.closed("write")
+	}
+	n = min(n, (inputPages-in.pages)*inputPage)
+	in.pieces = append(in.pieces, n)
+	in.pages += pagesOf(n)
+	return n, nil
+}
+
+func (in *channelInput) write(p []byte) (int, error) {
+	in.writing.Lock()
+	defer in.writing.Unlock()
+	sent := 0
+	for {
+		n, err := in.next(len(p) - sent)
+		if err != nil {
+			return sent, err
+		}
+		if n == 0 {
+			return sent, nil
+		}
+		piece := p[sent : sent+n]
+		line := []byte(script.InputText(piece))
+		if len(line) == 0 {
+			line = append(fmt.Appendf(make([]byte, 0, n+16), "data %d\n", n), piece...)
+		}
+		if _, err := in.c.write("write", line); err != nil {
+			return sent, err
+		}
+		sent += n
+	}
+}
+
+// end says that the input has ended.
+func (in *channelInput) end() error {
+	in.writing.Lock()
+	defer in.writing.Unlock()
+	in.mu.Lock()
+	before := in.ended || in.refused
+	in.ended = true
+	in.mu.Unlock()
+	if before {
+		return nil
+	}
+	_, err := in.c.write("close write", []byte("end\n"))
+	return err
+}
+
+// kill kills the program, so that it does not take the end of its terminal for that of its input, and waits a moment for that.
+func (in *channelInput) kill() {
+	in.mu.Lock()
+	process := in.process
+	in.mu.Unlock()
+	if process == 0 || in.c.over("close") != nil {
+		return
+	}
+	limit := time.AfterFunc(killTime, func() { in.c.conn.Close() })
+	defer limit.Stop()
+	if _, err := in.c.write("close", fmt.Appendf(nil, "kill %d\n", process)); err != nil {
+		return
+	}
+	select {
+	case <-in.c.settled:
+	case <-in.c.finished:
+	}
+}

@@ -1,0 +1,200 @@
+package leasehold
+
+import (
+	"errors"
+	"io"
+	"strconv"
+	"sync"
+
+	"github.com/leasehold-go/leasehold/internal/script"
+	"github.com/leasehold-go/leasehold/internal/stream"
+)
+
+// errStderr is the cause of the end of a channel whose writer failed.
+var errStderr = errors.New("the writer of standard error failed")
+
+// channelEvents takes what the sandbox's end of a channel sends.
+type channelEvents struct {
+	c      *console
+	input  *channelInput
+	stderr *inflow // on its way to the writer; nil: nobody wants it
+
+	mu       sync.Mutex // guards the fields below
+	received [2]int64   // bytes of standard output, and error
+	read     [2]int64
+	rounds   [2][]int64 // how much had been received at the end of those that were not read
+	ended    [2]bool    // the stream has come whole
+	relayed  bool       // the writer has had the whole of standard error
+	exited   bool       // the program has ended
+	code     int
+	failure  error // of the writer
+}
+
+func newChannelEvents(c *console, stderr io.Writer) *channelEvents {
+	e := &channelEvents{c: c, input: newChannelInput(c)}
+	c.in = newInflow(0, func(n int) { e.took(stream.Stdout, n) })
+	if stderr == nil {
+		e.ended[stream.Stderr], e.relayed = true, true
+		return e
+	}
+	e.stderr = newInflow(0, func(n int) { e.took(stream.Stderr, n) })
+	c.l.p.streams.Go(func() { e.relay(stderr) })
+	return e
+}
+
+// relay gives the writer standard error.
+func (e *channelEvents) relay(w io.Writer) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := e.stderr.Read(buf)
+		if err == io.EOF {
+			e.mu.Lock()
+			e.relayed = true
+			e.mu.Unlock()
+			e.settle()
+		}
+		if err != nil {
+			return
+		}
+		m, err := w.Write(buf[:n])
+		if err == nil && m < n {
+			err = io.ErrShortWrite
+		}
+		if err != nil {
+			e.mu.Lock()
+			e.failure = err
+			e.mu.Unlock()
+			e.c.hang(errStderr)
+			return
+		}
+	}
+}
+
+// settle notes the exit once nothing is missing to it.
+func (e *channelEvents) settle() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.exited && e.relayed {
+		e.c.settle(exited(e.code), nil)
+	}
+}
+
+// took lets another round go for each of which all was read.
+func (e *channelEvents) took(s stream.Stream, n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.read[s] += int64(n)
+	e.release(s)
+}
+
+// release is called with the lock held.
+func (e *channelEvents) release(s stream.Stream) {
+	words := [2]string{stream.Stdout: "out\n", stream.Stderr: "err\n"}
+	for len(e.rounds[s]) > 0 && e.rounds[s][0] <= e.read[s] {
+		e.rounds[s] = e.rounds[s][1:]
+		_, _ = io.WriteString(e.c.conn, words[s]) // a connection that fails will be noticed
+	}
+}
+
+// Data implements [stream.DuplexEvents].
+func (e *channelEvents) Data(s stream.Stream, p []byte) {
+	e.mu.Lock()
+	e.received[s] += int64(len(p))
+	e.mu.Unlock()
+	if s == stream.Stdout {
+		e.c.in.put(p)
+	} else if e.stderr != nil {
+		e.stderr.put(p)
+	}
+}
+
+// Round implements [stream.DuplexEvents].
+func (e *channelEvents) Round(s stream.Stream) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.rounds[s] = append(e.rounds[s], e.received[s])
+	e.release(s)
+}
+
+// Ended implements [stream.DuplexEvents].
+func (e *channelEvents) Ended(s stream.Stream) {
+	e.mu.Lock()
+	e.ended[s] = true
+	e.mu.Unlock()
+	if s == stream.Stdout {
+		e.c.in.end(io.EOF)
+	} else if e.stderr != nil {
+		e.stderr.end(io.EOF)
+	}
+	e.finish()
+}
+
+// finish ends the connection once everything has come.
+func (e *channelEvents) finish() {
+	e.mu.Lock()
+	all := e.exited && e.ended == [2]bool{true, true} && !e.c.heard
+	e.mu.Unlock()
+	if all {
+		e.c.heard = true
+		e.c.hangUp("quit\n")
+	}
+}
+
+// Said implements [stream.DuplexEvents].
+func (e *channelEvents) Said(word, arg string) error {
+	if word == "closed" {
+		e.input.refuse()
+		return nil
+	}
+	n, err := strconv.Atoi(arg)
+	switch word {
+	case "in":
+		if err == nil && e.input.taken(n) {
+			return nil
+		}
+		return stream.ErrDuplex
+	case script.SaysExit:
+		if err != nil {
+			return stream.ErrDuplex
+		}
+		e.mu.Lock()
+		e.exited, e.code = true, n
+		e.mu.Unlock()
+		e.c.begin(nil)
+		e.settle()
+		e.input.refuse()
+		e.finish()
+		return nil
+	case script.SaysStarted:
+		if err != nil {
+			return stream.ErrDuplex
+		}
+		e.input.start(n)
+		// Two rounds of standard output at once, and one of standard error: see script's channel.sh.
+		_, _ = io.WriteString(e.c.conn, "out\nout\nerr\n")
+	}
+	return e.c.said(word, arg)
+}
+
+// over implements consoleEvents.
+func (e *channelEvents) over(err error) bool {
+	e.mu.Lock()
+	exit, failure, whole := e.c.unheard(err), e.failure, e.exited && e.ended[stream.Stderr]
+	if e.exited {
+		exit = exited(e.code)
+	}
+	e.mu.Unlock()
+	reason := e.c.reason(err)
+	if failure != nil {
+		reason.Kind, reason.Message, reason.cause = KindIO, errStderr.Error()+", and the channel was closed", failure
+	}
+	e.c.in.end(reason)
+	e.input.refuse()
+	if e.stderr != nil {
+		e.stderr.end(reason)
+	}
+	if !whole || failure != nil { // else the exit is noted once the writer has had everything
+		e.c.settle(exit, reason)
+	}
+	return true
+}

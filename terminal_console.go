@@ -1,0 +1,614 @@
+package leasehold
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+	"log/slog"
+	"maps"
+	"net/http"
+	"path"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/leasehold-go/leasehold/internal/daytona"
+	"github.com/leasehold-go/leasehold/internal/script"
+	"github.com/leasehold-go/leasehold/internal/stream"
+)
+
+const (
+	// maxTerminalNoise is how much a login shell may print before it does as it was told.
+	maxTerminalNoise = 1 << 20
+	// pingTime is how long a connection is left alone, and how long the answer to a ping may take.
+	pingTime = 15 * time.Second
+	// hangUpTime is how long the end of a script that was told to end is waited for.
+	hangUpTime = 2 * time.Second
+)
+
+// ExitState is what is known of the end of a terminal or a channel.
+type ExitState string
+
+// The states.
+const (
+	// ExitExited: the command ended, and [Exit.Code] is its exit code.
+	ExitExited ExitState = "exited"
+	// ExitDisconnected: the connection ended first. The command may go on.
+	ExitDisconnected ExitState = "disconnected"
+	// ExitUnknown: nothing says how the command ended, or whether.
+	ExitUnknown ExitState = "unknown"
+)
+
+// Exit is how a terminal or a channel ended.
+type Exit struct {
+	State ExitState
+	// Code is the command's exit code with ExitExited, -1 otherwise: a missing exit code is never 0. A command that died
+	// by signal n has 128+n, as shells say it, and so has one that exits with that number.
+	Code int
+	// Signal is the name of that signal, such as "TERM", or empty.
+	Signal string
+}
+
+func exited(code int) Exit {
+	e := Exit{State: ExitExited, Code: code}
+	if code > 128 {
+		e.Signal = signalNames[code-128]
+	}
+	return e
+}
+
+// signalNames are those of Linux on the usual machines.
+var signalNames = map[int]string{
+	1: "HUP", 2: "INT", 3: "QUIT", 4: "ILL", 5: "TRAP", 6: "ABRT", 7: "BUS", 8: "FPE", 9: "KILL", 10: "USR1", 11: "SEGV",
+	12: "USR2", 13: "PIPE", 14: "ALRM", 15: "TERM", 24: "XCPU", 25: "XFSZ", 31: "SYS",
+}
+
+// errHungUp is the cause of the end of a terminal's or channel's connection that was closed on this side, and errDeadPeer of
+// one whose other side does not answer any more.
+var (
+	errHungUp   = errors.New("it was closed")
+	errDeadPeer = errors.New("the connection is dead: a ping was not answered")
+)
+
+// console is a pseudo-terminal of a lease's sandbox whose login shell was told to become something else, and the
+// connection to it.
+type console struct {
+	l    *Lease
+	op   string
+	name string // of the terminal in the sandbox
+	mark string
+	done func() // ends the lease's activity
+	box  *daytona.Toolbox
+	conn *daytona.PTYConn
+	in   *inflow // of standard output
+
+	farewell func() // what close does first; nil: nothing
+
+	life context.Context // of the connection
+	hang context.CancelCauseFunc
+
+	started  chan struct{} // closed when the command has taken over, or never will
+	refused  error         // why it never will; valid once started is closed
+	finished chan struct{} // closed when nothing is received any more
+	settling sync.Mutex
+	settled  chan struct{} // closed when exit and lost are final
+	exit     Exit
+	lost     error // why the exit is not known
+
+	closing   sync.Mutex // held while the terminal is removed from the sandbox
+	removed   bool
+	receiving bool // set before anybody else knows of the console, but for those who close it
+
+	// Of the goroutine that receives, until finished is closed.
+	noise  int
+	begun  bool
+	heard  bool // the exit was said
+	gone   bool // the terminal has ended
+	parser *stream.Duplex
+}
+
+// consoleEvents is what the user of a console does with what it receives.
+type consoleEvents interface {
+	stream.DuplexEvents
+	// over is called once, when nothing will be received any more because of err. It reports that the terminal is of no use
+	// any more, and is to be removed.
+	over(err error) bool
+}
+
+// newConsole registers a terminal that is about to be opened, or found again.
+func (l *Lease) newConsole(op, name, mark string) (*console, error) {
+	done, err := l.begin(op)
+	if err != nil {
+		return nil, err
+	}
+	c := &console{
+		l: l, op: op, name: name, mark: mark, done: done, exit: Exit{State: ExitUnknown, Code: -1},
+		started: make(chan struct{}), finished: make(chan struct{}), settled: make(chan struct{}),
+	}
+	c.life, c.hang = context.WithCancelCause(l.p.work)
+	if err := l.consoles.add(c); err != nil {
+		done()
+		return nil, err
+	}
+	return c, nil
+}
+
+func (c *console) fail(kind Kind, message string) *Error {
+	return &Error{Op: c.op, Kind: kind, Sandbox: c.l.ref.Sandbox, Message: message}
+}
+
+// open creates the terminal, connects to it and waits until the command has taken over. After an error it is removed.
+func (c *console) open(ctx context.Context, env map[string]string, to consoleEvents) error {
+	err := c.opening(ctx, func(ctx context.Context) error {
+		if err := c.create(ctx, env); err != nil {
+			return err
+		}
+		if err := c.connect(to); err != nil {
+			return err
+		}
+		if _, err := io.WriteString(c.conn, script.TerminalLine); err != nil {
+			return err
+		}
+		<-c.started
+		return c.refused
+	})
+	if err != nil {
+		remove := func() { _ = c.close(context.WithoutCancel(ctx)) }
+		if ctx.Err() != nil {
+			go remove()
+		} else {
+			remove()
+		}
+	}
+	return err
+}
+
+// opening does what must be done until the connection is of use: it ends with ctx, and takes no longer than a call.
+func (c *console) opening(ctx context.Context, f func(context.Context) error) error {
+	call, cancel := context.WithTimeout(ctx, c.l.p.cfg.CallTimeout)
+	defer cancel()
+	box, err := c.l.toolbox(call)
+	if err == nil {
+		c.box = box
+		disarm := context.AfterFunc(call, func() { c.hang(context.Cause(call)) })
+		err = f(call)
+		if !disarm() && err == nil {
+			err = ctxError(call)
+		}
+	}
+	if err == nil {
+		return nil
+	}
+	switch {
+	case ctx.Err() != nil:
+		err = ctxError(ctx)
+	case call.Err() != nil:
+		err = c.fail(KindTimeout, "it did not begin within the CallTimeout")
+	case context.Cause(c.life) == errHungUp:
+		err = c.fail(KindClosed, "it was closed while it was opened")
+	}
+	e := c.l.observe(c.op, err).(*Error)
+	if e.Op = c.op; e.Dispatched == "" || c.conn != nil {
+		e.Dispatched = DispatchedYes
+	}
+	return e
+}
+
+// create makes the terminal, once whatever happens to the request: its name and its mark are nobody else's.
+func (c *console) create(ctx context.Context, env map[string]string) error {
+	request := daytona.PTYRequest{ID: c.name, Rows: 10, Env: env}
+	err := createPTY(ctx, c.box, request)
+	var remote *daytona.Error
+	if !errors.As(err, &remote) || remote.Status != http.StatusConflict {
+		return err
+	}
+	// A proxy may have delivered the request twice.
+	found, err := c.box.DescribePTY(ctx, c.name)
+	if err == nil && script.CarriedMark(found) != c.mark {
+		c.removed = true // it is not ours to remove
+		return c.fail(KindConflict, "there is one of this id")
+	}
+	return err
+}
+
+// createPTY creates a terminal, and does so again if the answer was lost.
+func createPTY(ctx context.Context, box *daytona.Toolbox, request daytona.PTYRequest) error {
+	err := box.CreatePTY(ctx, request)
+	var remote *daytona.Error
+	if errors.As(err, &remote) && ctx.Err() == nil && unanswered(remote) {
+		err = box.CreatePTY(ctx, request)
+	}
+	return err
+}
+
+// connect connects, and begins to receive.
+func (c *console) connect(to consoleEvents) error {
+	conn, err := c.box.ConnectPTY(c.life, c.name)
+	if err != nil {
+		var remote *daytona.Error
+		if errors.As(err, &remote) && remote.Reason == daytona.ReasonEnded {
+			return c.fail(KindRefused, "its shell ended at once")
+		}
+		return err
+	}
+	c.conn = conn
+	t := script.Terminal{Mark: c.mark}
+	c.parser = stream.NewDuplex(t.Say(), t.End(), !c.begun)
+	var pinger sync.WaitGroup
+	pinger.Go(c.ping)
+	c.receiving = true
+	c.l.p.streams.Go(func() {
+		err := c.receive(to)
+		c.gone = err == io.EOF // the daemon says that the terminal has ended
+		c.hang(err)
+		conn.Close()
+		pinger.Wait()
+		c.begin(c.unbegun(err))
+		over := to.over(err)
+		close(c.finished)
+		if over {
+			_ = c.close(context.Background())
+		}
+	})
+	return nil
+}
+
+// receive returns why nothing more can be received.
+func (c *console) receive(to consoleEvents) error {
+	buf := make([]byte, 64<<10)
+	for {
+		n, err := c.conn.Read(buf)
+		if n > 0 && !c.begun {
+			if c.noise += n; c.noise > maxTerminalNoise {
+				return c.fail(KindProtocol, "the login shell prints without end")
+			}
+		}
+		if err := c.parser.Next(buf[:n], to); err != nil {
+			return err
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// unbegun is the error of a terminal that ended, because of err, before its command took over.
+func (c *console) unbegun(err error) error {
+	if err == io.EOF {
+		return c.fail(KindRefused, "its shell ended at once")
+	}
+	return c.reason(err)
+}
+
+// begin notes that the command has taken over, or why it will not.
+func (c *console) begin(err error) {
+	if !c.begun {
+		c.begun, c.refused = true, err
+		close(c.started)
+	}
+}
+
+// said takes the lines that all consoles say.
+func (c *console) said(word, arg string) error {
+	switch word {
+	case script.SaysStarted:
+		c.begin(nil)
+	case script.SaysNoDir:
+		c.begin(c.fail(KindNotFound, "the directory cannot be entered"))
+	case script.SaysMissing:
+		c.begin(c.fail(KindRefused, "the sandbox lacks "+strings.ToValidUTF8(arg, "?")))
+	default:
+		return stream.ErrDuplex
+	}
+	return nil
+}
+
+// ping looks after the connection until it ends. One that is not being read, because nobody takes what came, is not asked.
+func (c *console) ping() {
+	for {
+		if sleep(c.life, pingTime) != nil {
+			return
+		}
+		before := c.in.pause()
+		ctx, cancel := context.WithTimeout(c.life, pingTime)
+		err := c.conn.Ping(ctx)
+		cancel()
+		if err != nil && before%2 == 0 && c.in.pause() == before && c.life.Err() == nil {
+			c.hang(errDeadPeer)
+			c.conn.Close()
+			return
+		}
+	}
+}
+
+// settle notes the exit, or why it is not known. The first call counts.
+func (c *console) settle(exit Exit, lost error) {
+	c.settling.Lock()
+	defer c.settling.Unlock()
+	select {
+	case <-c.settled:
+	default:
+		c.exit, c.lost = exit, lost
+		close(c.settled)
+	}
+}
+
+// reason is err, which ended the connection, as the public calls return it.
+func (c *console) reason(err error) *Error {
+	var remote *daytona.Error
+	var e *Error
+	switch cause := context.Cause(c.life); {
+	case cause == errHungUp:
+		e = c.fail(KindClosed, errHungUp.Error())
+	case cause == errDeadPeer:
+		e = c.fail(KindUnavailable, errDeadPeer.Error())
+	case c.l.p.work.Err() != nil:
+		e = c.fail(KindClosed, errProviderClosed.Error())
+	case errors.Is(err, stream.ErrDuplex):
+		e = c.fail(KindProtocol, "what the sandbox sent makes no sense: something was lost or added on the way")
+	case errors.As(err, &remote) && remote.CloseCode == closeSlow:
+		e = c.fail(KindLimit, "the output was not read in time, and the daemon closed the connection")
+	case err == io.EOF:
+		e = c.fail(KindUncertain, "it ended without an exit: it was killed")
+	default:
+		e = c.l.observe(c.op, err).(*Error)
+	}
+	e.Op, e.Sandbox, e.Dispatched, e.Retryable = c.op, c.l.ref.Sandbox, DispatchedYes, false
+	return e
+}
+
+// unheard is the exit of a console whose receiving ended because of err before the exit was said.
+func (c *console) unheard(err error) Exit {
+	exit := Exit{State: ExitDisconnected, Code: -1}
+	if err == io.EOF || context.Cause(c.life) == errHungUp {
+		exit.State = ExitUnknown
+	}
+	return exit
+}
+
+// closeSlow is the code with which the daemon closes the connection of a client that does not read.
+const closeSlow = 1008
+
+// wait waits for the exit.
+func (c *console) wait(ctx context.Context) (Exit, error) {
+	select {
+	case <-c.settled:
+		return c.exit, c.lost
+	default:
+	}
+	select {
+	case <-c.settled:
+		return c.exit, c.lost
+	case <-ctx.Done():
+		e := failed(c.op, ctxError(ctx))
+		e.Op, e.Sandbox, e.Dispatched = "wait", c.l.ref.Sandbox, DispatchedYes
+		return Exit{State: ExitUnknown, Code: -1}, e
+	}
+}
+
+// over returns an error once the program has ended, or the connection.
+func (c *console) over(op string) error {
+	select {
+	case <-c.settled:
+	case <-c.life.Done():
+	default:
+		return nil
+	}
+	return c.closed(op)
+}
+
+// closed is the error of a call that comes too late.
+func (c *console) closed(op string) error {
+	e := c.fail(KindClosed, "it has ended, or was closed")
+	e.Op, e.Dispatched, e.cause = op, DispatchedNo, io.ErrClosedPipe
+	return e
+}
+
+// write sends p to the terminal.
+func (c *console) write(op string, p []byte) (int, error) {
+	if err := c.over(op); err != nil {
+		return 0, err
+	}
+	n, err := c.conn.Write(p)
+	if err == nil {
+		return n, nil
+	}
+	if over := c.over(op); over != nil {
+		return n, over
+	}
+	e := c.reason(err)
+	e.Op = op
+	return n, e
+}
+
+// hangUp sends a last word after which the script ends, and ends the connection if it does not.
+func (c *console) hangUp(word string) {
+	_, _ = io.WriteString(c.conn, word)
+	time.AfterFunc(hangUpTime, func() { c.conn.Close() })
+}
+
+// leave ends the connection and forgets the terminal, which lives on.
+func (c *console) leave(ctx context.Context) error {
+	c.l.consoles.remove(c)
+	c.hang(errHungUp)
+	c.closing.Lock()
+	defer c.closing.Unlock()
+	c.stopReceiving()
+	c.removed = true
+	c.done()
+	return nil
+}
+
+// stopReceiving returns when nothing is received any more.
+func (c *console) stopReceiving() {
+	if c.receiving {
+		c.conn.Close()
+		<-c.finished
+	}
+}
+
+// close ends the connection and the terminal. It may be called again: it does what an earlier call could not.
+func (c *console) close(ctx context.Context) error {
+	c.l.consoles.remove(c)
+	if c.farewell != nil {
+		c.farewell()
+	}
+	c.hang(errHungUp)
+	c.closing.Lock()
+	defer c.closing.Unlock()
+	c.stopReceiving()
+	var err error
+	if !c.removed && !c.gone && c.box != nil {
+		err = removePTY(ctx, c.l, c.box, c.op, c.name)
+	}
+	c.removed = err == nil
+	c.done()
+	return err
+}
+
+// removePTY removes a terminal, and what runs on it.
+func removePTY(ctx context.Context, l *Lease, box *daytona.Toolbox, op, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, terminalCleanupTimeout)
+	defer cancel()
+	var pause backoff
+	for {
+		err := box.DeletePTY(ctx, name)
+		var remote *daytona.Error
+		if err == nil || errors.As(err, &remote) && remote.Status == http.StatusNotFound {
+			return nil
+		}
+		mapped := l.observe(op, err).(*Error)
+		if mapped.Kind == KindNotRunning {
+			return nil // a terminal does not outlive its sandbox
+		}
+		if pause.wait(ctx, 0) != nil {
+			l.p.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "leasehold: a terminal may be left in the sandbox", slog.String("op", op))
+			return mapped
+		}
+	}
+}
+
+// consoleSet is the open terminals and channels of a lease. The zero value is empty and ready.
+type consoleSet struct {
+	mu     sync.Mutex
+	hooked bool // the lease will close the set
+	closed bool //
+	open   map[string]*console
+}
+
+func (s *consoleSet) add(c *console) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.hooked && !s.closed {
+		s.hooked = c.l.onClose(s.close)
+	}
+	if !s.hooked || s.closed {
+		return c.fail(KindClosed, errGivenBack.Error())
+	}
+	if s.open[c.name] != nil {
+		e := c.fail(KindConflict, "there is one of this id")
+		e.Dispatched = DispatchedNo
+		return e
+	}
+	if s.open == nil {
+		s.open = make(map[string]*console)
+	}
+	s.open[c.name] = c
+	return nil
+}
+
+func (s *consoleSet) remove(c *console) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.open[c.name] == c {
+		delete(s.open, c.name)
+	}
+}
+
+func (s *consoleSet) find(name string) *console {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.open[name]
+}
+
+// close forgets all, and then closes them side by side: one that hangs keeps no other one alive.
+func (s *consoleSet) close(ctx context.Context) {
+	s.mu.Lock()
+	s.closed = true
+	open := s.open
+	s.open = nil
+	s.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, c := range open {
+		wg.Go(func() { _ = c.close(ctx) })
+	}
+	wg.Wait()
+}
+
+// closeConsole closes the terminal or channel of this name, whoever opened it.
+func (l *Lease) closeConsole(ctx context.Context, op, name string) error {
+	if c := l.consoles.find(name); c != nil {
+		return c.close(ctx)
+	}
+	done, err := l.begin(op)
+	if err != nil {
+		return err
+	}
+	defer done()
+	box, err := l.toolbox(ctx)
+	if errors.Is(err, ErrNotRunning) || errors.Is(err, ErrGone) {
+		return nil
+	}
+	if err == nil {
+		err = removePTY(ctx, l, box, op, name)
+	}
+	if err == nil {
+		return nil
+	}
+	e := failed(op, err)
+	e.Op = op
+	return e
+}
+
+// checkConsole returns the command of a console in the form that the script builder takes.
+func checkConsole(p *problems, options string, l *Lease, id string, args []string, dir string, env map[string]string) script.Login {
+	checkConsoleID(p, options+".ID", id, false)
+	login := script.Login{Profiles: script.NoProfiles, Args: slices.Clone(args), Env: maps.Clone(env), Dir: path.Join(l.ref.Workspace, dir)}
+	if path.IsAbs(dir) {
+		login.Dir = path.Clean(dir)
+	}
+	if err := login.Check(); err != nil {
+		p.add(options, "cannot be sent: %s", err)
+	}
+	return login
+}
+
+var consoleID = regexp.MustCompile(`^[A-Za-z0-9_-]{1,100}$`)
+
+func checkConsoleID(p *problems, field, id string, required bool) {
+	if (id != "" || required) && !consoleID.MatchString(id) {
+		p.add(field, "must be 1 to 100 of A-Z a-z 0-9 _ -")
+	}
+}
+
+// carried returns the environment that carries a command, or adds why it cannot.
+func carried(p *problems, field string, build func() (map[string]string, error)) map[string]string {
+	env, err := build()
+	if err != nil {
+		p.add(field, "cannot be sent: %s", err)
+	}
+	return env
+}
+
+// consoleName returns the name of a terminal in the sandbox, and the id that the host knows it by.
+func consoleName(kind, id string) (name, known string) {
+	if id == "" {
+		id = strings.ToLower(rand.Text())
+	}
+	return "leasehold-" + kind + "-" + id, id
+}
+
+func newConsoleMark() string { return "lh" + strings.ToLower(rand.Text()) }
