@@ -55,7 +55,7 @@ func (l *Lease) OpenChannel(ctx context.Context, options ChannelOptions) (_ *Cha
 		return nil, err
 	}
 	name, id := consoleName(channelKind, options.ID)
-	c, err := l.newConsole(op, name, text.Mark)
+	c, err := l.newConsole(ActivityChannel, op, name, text.Mark)
 	if err != nil {
 		return nil, err
 	}

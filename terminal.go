@@ -74,7 +74,7 @@ func (l *Lease) OpenTerminal(ctx context.Context, options TerminalOptions) (_ *T
 		return nil, err
 	}
 	name, id := consoleName(terminalKind, options.ID)
-	c, err := l.newConsole(op, name, text.Mark)
+	c, err := l.newConsole(ActivityTerminal, op, name, text.Mark)
 	if err != nil {
 		return nil, err
 	}
@@ -99,12 +99,9 @@ func (l *Lease) AttachTerminal(ctx context.Context, id string) (_ *Terminal, err
 	}
 	name, id := consoleName(terminalKind, id)
 	if old := l.consoles.find(name); old != nil {
-		old.hang(errHungUp)
-		if err := old.leave(ctx); err != nil {
-			return nil, err
-		}
+		old.leave()
 	}
-	c, err := l.newConsole(op, name, "")
+	c, err := l.newConsole(ActivityTerminal, op, name, "")
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +118,7 @@ func (l *Lease) AttachTerminal(ctx context.Context, id string) (_ *Terminal, err
 		return c.connect(terminalEvents{c})
 	})
 	if err != nil {
-		_ = c.leave(context.WithoutCancel(ctx))
+		c.leave()
 		return nil, err
 	}
 	return &Terminal{id: id, c: c}, nil

@@ -80,7 +80,7 @@ type console struct {
 	op   string
 	name string // of the terminal in the sandbox
 	mark string
-	done func() // ends the lease's activity
+	held *holding
 	box  *daytona.Toolbox
 	conn *daytona.PTYConn
 	in   *inflow // of standard output
@@ -118,19 +118,19 @@ type consoleEvents interface {
 	over(err error) bool
 }
 
-// newConsole registers a terminal that is about to be opened, or found again.
-func (l *Lease) newConsole(op, name, mark string) (*console, error) {
-	done, err := l.begin(op)
+// newConsole registers a terminal that is about to be opened.
+func (l *Lease) newConsole(kind ActivityKind, op, name, mark string) (*console, error) {
+	held, err := l.hold(kind, op)
 	if err != nil {
 		return nil, err
 	}
 	c := &console{
-		l: l, op: op, name: name, mark: mark, done: done, exit: Exit{State: ExitUnknown, Code: -1},
+		l: l, op: op, name: name, mark: mark, held: held, exit: Exit{State: ExitUnknown, Code: -1},
 		started: make(chan struct{}), finished: make(chan struct{}), settled: make(chan struct{}),
 	}
 	c.life, c.hang = context.WithCancelCause(l.p.work)
 	if err := l.consoles.add(c); err != nil {
-		done()
+		held.end()
 		return nil, err
 	}
 	return c, nil
@@ -431,15 +431,14 @@ func (c *console) hangUp(word string) {
 }
 
 // leave ends the connection and forgets the terminal, which lives on.
-func (c *console) leave(ctx context.Context) error {
+func (c *console) leave() {
 	c.l.consoles.remove(c)
 	c.hang(errHungUp)
 	c.closing.Lock()
 	defer c.closing.Unlock()
 	c.stopReceiving()
 	c.removed = true
-	c.done()
-	return nil
+	c.held.leave(c.name)
 }
 
 // stopReceiving returns when nothing is received any more.
@@ -464,8 +463,11 @@ func (c *console) close(ctx context.Context) error {
 	if !c.removed && !c.gone && c.box != nil {
 		err = removePTY(ctx, c.l, c.box, c.op, c.name)
 	}
-	c.removed = err == nil
-	c.done()
+	if c.removed = err == nil; c.removed {
+		c.held.end()
+	} else {
+		c.held.leave(c.name)
+	}
 	return err
 }
 
