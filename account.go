@@ -114,7 +114,7 @@ func (p *provider) attestOnce(ctx context.Context) {
 func (p *provider) attest(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.cfg.CallTimeout)
 	defer cancel()
-	organization, err := p.client.CredentialOrganization(ctx)
+	organization, err := p.looking(target{}).CredentialOrganization(ctx)
 	if err != nil {
 		return "", err
 	}

@@ -60,7 +60,7 @@ func (e CleanupEnvelope) check(op string) error {
 }
 
 func (e CleanupEnvelope) target() target {
-	return target{id: e.Observed, name: e.Name, labels: e.Labels, account: e.Account, credential: e.Credential}
+	return target{id: e.Observed, name: e.Name, attempt: e.Attempt, scope: e.Scope, labels: e.Labels, account: e.Account, credential: e.Credential}
 }
 
 // Inspect implements [Provider].
@@ -71,7 +71,7 @@ func (p *provider) Inspect(ctx context.Context, envelope CleanupEnvelope) (_ Cle
 	if err := p.checkEnvelope(op, envelope); err != nil {
 		return envelope, err
 	}
-	work, finish, err := p.start(ctx, op)
+	work, finish, err := p.start(ctx, op, p.about(envelope.target()))
 	if err != nil {
 		return envelope, err
 	}
@@ -110,12 +110,17 @@ func (p *provider) Cleanup(ctx context.Context, envelope CleanupEnvelope) (_ Rec
 	if envelope.Observed == "" {
 		return Receipt{}, &Error{Op: op, Kind: KindUncertain, Sandbox: envelope.Name, Dispatched: DispatchedNo, Message: "no sandbox was observed yet: inspect first, and store what it returns"}
 	}
-	work, finish, err := p.start(ctx, op)
+	work, finish, err := p.start(ctx, op, p.about(envelope.target()))
 	if err != nil {
 		return Receipt{}, err
 	}
-	return background(ctx, op, func() (Receipt, error) {
+	return background(ctx, op, func() (_ Receipt, err error) {
 		defer finish()
+		defer func() {
+			if err != nil && !errors.Is(err, ErrNotOwned) {
+				p.uncleaned(op, envelope.target())
+			}
+		}()
 		if err := p.proveOurs(work, op, envelope.target()); err != nil && !errors.Is(err, ErrGone) {
 			p.log(failed(op, err))
 			return Receipt{}, err
@@ -130,7 +135,7 @@ func (p *provider) Cleanup(ctx context.Context, envelope CleanupEnvelope) (_ Rec
 			p.ledger.leave(work, envelope.Attempt)
 			return Receipt{}, inPhase(PhaseDelete, err)
 		}
-		p.accounted(envelope.Attempt)
+		p.accounted(envelope)
 		p.ledger.settle(work, envelope.Attempt, true)
 		return receipt, nil
 	})

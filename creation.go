@@ -54,7 +54,7 @@ func (op CreationOperation) envelope(phase Phase, observed string) *CleanupEnvel
 }
 
 func (op CreationOperation) target() target {
-	return target{name: op.Name, labels: op.Labels, credential: op.Credential}
+	return target{name: op.Name, attempt: op.Attempt, scope: op.Scope, labels: op.Labels, credential: op.Credential}
 }
 
 // checkCreationLabels refuses a record whose name and labels do not say what its scope and attempt say: deleting by it

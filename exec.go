@@ -177,9 +177,9 @@ func (x *Executor) Run(ctx context.Context, cmd Command) (_ Result, err error) {
 	defer func() { endSpan(span, err) }()
 	r, failure := newExecution(x.l, op, cmd)
 	if failure == nil {
-		var done func()
-		if done, failure = x.l.begin(op); failure == nil {
-			defer done()
+		var h *holding
+		if h, failure = x.l.hold(ActivityCommand, op); failure == nil {
+			defer r.letGo(h)
 			failure = r.run(ctx)
 		}
 	}

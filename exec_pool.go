@@ -261,7 +261,7 @@ func (p *sessionPool) later(l *Lease, do func(ctx context.Context)) {
 	if p.closed {
 		return
 	}
-	work, finish, err := l.p.start(context.Background(), "run")
+	work, finish, err := l.p.start(context.Background(), "run", l.about)
 	if err != nil {
 		return
 	}

@@ -87,15 +87,15 @@ func (x *Executor) Attach(ctx context.Context, ref CommandRef, a Attachment) (*P
 
 // begin runs the execution in the background, and returns when it is dispatched.
 func (x *Executor) begin(ctx context.Context, op string, r *execution) (*Process, error) {
-	done, err := x.l.begin(op)
+	h, err := x.l.hold(ActivityCommand, op)
 	if err != nil {
 		return nil, r.failure(err)
 	}
 	p := &Process{x: r, done: make(chan struct{})}
 	r.running = make(chan struct{})
 	go func() {
-		defer done()
 		defer close(p.done)
+		defer r.letGo(h)
 		ctx, span := x.l.p.span(ctx, op)
 		if err := r.run(ctx); err != nil {
 			p.err = r.failure(err)
@@ -133,6 +133,7 @@ func (p *Process) Signal(ctx context.Context, name string) error {
 		return p.signalError(&Error{Kind: KindNotFound, Message: "the command has ended", cause: os.ErrProcessDone})
 	default:
 	}
+	defer p.x.l.about.Begin(string(ActivityCall), op).End()
 	r, ok := p.x.transport.(*journalRun)
 	if !ok || !signalName.MatchString(name) {
 		return p.signalError(&Error{Kind: KindInvalid, Message: "not a signal that can be sent to this command"})

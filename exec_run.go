@@ -177,6 +177,24 @@ func (x *execution) attempt(ctx context.Context, t transport) error {
 	return x.verdict(life, err)
 }
 
+// letGo ends the accounting of the command. One whose end is not proved is left to go on; what an ended one has left
+// running is a matter of its sandbox.
+func (x *execution) letGo(h *holding) {
+	if x.dispatched == DispatchedNo { // or it was looked for, in vain: then it is what it was
+		h.end()
+		return
+	}
+	var ref CommandRef
+	x.transport.refer(&ref)
+	switch {
+	case !x.result().Exited && !x.stopConfirmed:
+		h.leave(ref.ID)
+	case x.ref != nil:
+		h.ended(ref.ID)
+	}
+	h.end()
+}
+
 // unbegun is the error of a command that was not dispatched because of err.
 func (x *execution) unbegun(early context.Context, err error) error {
 	if context.Cause(early) == errGivenBack {

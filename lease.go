@@ -124,8 +124,10 @@ func (r LeaseRef) clone() LeaseRef {
 // Lease is the right to use one sandbox, until it is given back with [Provider.Release] or [Provider.Destroy]. Its
 // methods and the values they return are safe for concurrent use. Within one provider, each lease has one Lease.
 type Lease struct {
-	p   *provider
-	ref LeaseRef
+	p      *provider
+	ref    LeaseRef
+	about  *subject        // what its activities are counted under
+	client *daytona.Client // whose requests are, too
 
 	lifecycle chan struct{} // holds one token: taken by whoever resumes, releases or destroys the sandbox
 
@@ -148,7 +150,8 @@ type Lease struct {
 
 func newLease(p *provider, ref LeaseRef) *Lease {
 	open, shut := context.WithCancelCause(context.Background())
-	return &Lease{p: p, ref: ref.clone(), lifecycle: make(chan struct{}, 1), resolving: make(chan struct{}, 1), open: open, shut: shut}
+	ref = ref.clone()
+	return &Lease{p: p, ref: ref, about: p.about(ref.target()), client: p.clientFor(ref.target()), lifecycle: make(chan struct{}, 1), resolving: make(chan struct{}, 1), open: open, shut: shut}
 }
 
 // Ref returns the lease as a plain value. The caller may change it.
@@ -274,7 +277,8 @@ func (l *Lease) toolbox(ctx context.Context) (*daytona.Toolbox, error) {
 	if sb.State != daytona.StateStarted {
 		return nil, &Error{Op: "resolve", Kind: KindNotRunning, Sandbox: l.ref.Sandbox, Dispatched: DispatchedNo, Message: "the sandbox is not started: resume the lease"}
 	}
-	box := l.p.client.Toolbox(sb)
+	l.p.allocated("resolve", l.ref.target())
+	box := l.client.Toolbox(sb)
 	l.mu.Lock()
 	l.box = box
 	l.mu.Unlock()

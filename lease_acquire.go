@@ -82,7 +82,7 @@ func (p *provider) acquire(ctx context.Context, op string, request AcquireReques
 	if err != nil {
 		return nil, err
 	}
-	work, finish, err := p.start(ctx, op)
+	work, finish, err := p.start(ctx, op, p.aboutScope(request.Scope))
 	if err != nil {
 		return nil, err
 	}
@@ -163,6 +163,7 @@ func (a *acquisition) see(id string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.observed, a.creation.Account = id, a.p.account.known()
+	a.p.found(a.op, a.creation.target(), id)
 	if a.left {
 		a.p.sighted(a.creation.Attempt, id)
 	}
@@ -188,7 +189,8 @@ func (a *acquisition) run(work, step context.Context) (LeaseRef, error) {
 	a.mu.Lock()
 	creation := a.creation
 	a.mu.Unlock()
-	t := target{id: id, name: creation.Name, labels: creation.Labels, credential: creation.Credential}
+	t := creation.target()
+	t.id = id
 	sb, err := a.p.drive(step, a.op, t, goalStarted)
 	if err != nil {
 		return LeaseRef{}, err
@@ -203,7 +205,7 @@ func (a *acquisition) run(work, step context.Context) (LeaseRef, error) {
 		return LeaseRef{}, err
 	}
 	ref.Sentinel = sentinelToken(ref)
-	setup, err := a.p.setUp(step, a.op, a.p.client.Toolbox(sb), ref, a.enter)
+	setup, err := a.p.setUp(step, a.op, a.p.clientFor(t).Toolbox(sb), ref, a.enter)
 	if err != nil {
 		return LeaseRef{}, err
 	}
@@ -294,11 +296,12 @@ func (a *acquisition) create(work, step context.Context) (id string, err error) 
 			}
 			renames++
 			a.mu.Lock()
-			refused := a.creation.Attempt
+			refused := a.creation
 			a.creation = a.p.newCreation(a.request.Scope, a.reuse, a.request.Labels)
 			a.submitted = false
 			a.mu.Unlock()
-			a.p.ledger.settle(work, refused, true)
+			a.p.resolved(refused.target())
+			a.p.ledger.settle(work, refused.Attempt, true)
 			if err := a.commit(step); err != nil {
 				return "", err
 			}
@@ -343,6 +346,7 @@ func (a *acquisition) submit(work context.Context) (*daytona.Sandbox, error) {
 	left, creation := a.left, a.creation
 	if a.submitted = !left; !left {
 		a.earlier, a.refused = a.earlier || a.refused, false // that says nothing of this one
+		a.p.submitted(a.op, creation, false)
 	}
 	a.mu.Unlock()
 	if left {
@@ -350,7 +354,7 @@ func (a *acquisition) submit(work context.Context) (*daytona.Sandbox, error) {
 	}
 	ctx, cancel := context.WithTimeout(work, min(replyHold+cfg.CallTimeout, time.Until(a.until)))
 	defer cancel()
-	return a.p.client.Create(ctx, daytona.CreateRequest{
+	return a.p.clientFor(creation.target()).Create(ctx, daytona.CreateRequest{
 		Name: creation.Name, Snapshot: cfg.Snapshot, Image: cfg.Image, Language: daytona.Language(cfg.Language),
 		Target: cfg.Target, Labels: creation.Labels,
 		Resources: daytona.Resources{CPU: cfg.Resources.CPU, GPU: cfg.Resources.GPU, Memory: cfg.Resources.Memory, Disk: cfg.Resources.Disk},
@@ -405,19 +409,23 @@ func (a *acquisition) compensate(work context.Context, err error) *Error {
 	made := submitted || refused || a.earlier // something, perhaps
 	a.mu.Unlock()
 	if !made {
+		a.p.resolved(creation.target())
 		a.p.ledger.settle(work, creation.Attempt, true)
 		return first
 	}
 	if observed == "" {
 		sb, err := a.sight(work, 0)
 		if err != nil {
-			if (refused || !submitted) && absentByName(err) {
+			refused = refused || !submitted
+			if refused && absentByName(err) {
+				a.p.resolved(creation.target())
 				a.p.ledger.settle(work, creation.Attempt, true)
 				return first
 			}
 			if submitted {
 				first.Cleanup = creation.envelope(first.Phase, "")
 			}
+			a.p.submitted(a.op, creation, refused)
 			a.p.ledger.leave(work, creation.Attempt)
 			return first
 		}
@@ -429,12 +437,13 @@ func (a *acquisition) compensate(work context.Context, err error) *Error {
 			r.State, r.Orphan, r.Envelope.Phase = StateEnding, OrphanDestroy, first.Phase
 		})
 	}
+	t := creation.target()
+	t.id = observed
 	if err == nil {
-		t := creation.target()
-		t.id = observed
 		_, err = a.p.delete(work, a.op, t)
 	}
 	if err != nil { // what another process has taken over is in its hands, and what cannot be recorded is not deleted
+		a.p.uncleaned(a.op, t)
 		first.Cleanup = creation.envelope(first.Phase, observed)
 		a.p.ledger.leave(work, creation.Attempt)
 		return first

@@ -98,14 +98,17 @@ func next(g goal, state daytona.State, recoverable bool) step {
 type target struct {
 	id         string // empty: only the name is known
 	name       string
+	attempt    string // of its creation
+	scope      Scope
 	labels     map[string]string
 	account    string // empty: not attested yet
 	credential string
 	expires    time.Time
+	refused    bool // its creation was, whenever it was sent: not-found of its name confirms that
 }
 
 func (r LeaseRef) target() target {
-	return target{id: r.Sandbox, name: r.Name, labels: r.Labels, account: r.Account, credential: r.Credential, expires: r.ExpiresAt}
+	return target{id: r.Sandbox, name: r.Name, attempt: r.Attempt, scope: r.Scope, labels: r.Labels, account: r.Account, credential: r.Credential, expires: r.ExpiresAt}
 }
 
 // label returns what the target is called in errors.
@@ -139,21 +142,35 @@ func (t target) describes(sb *daytona.Sandbox) bool {
 // the target belongs to, which is attested anew for it, is [KindGone]; not-found that proves nothing is [KindUncertain].
 // What a repeat may mend is repeated a few times, and not after Config.CallTimeout without an answer: a provider that
 // swallows requests costs one CallTimeout, and not one for each attempt.
+//
+// What it sees at rest, or gone, is no longer counted as active, unless something else of the sandbox is, or comes, while
+// it looks.
 func (p *provider) read(ctx context.Context, op string, t target) (*daytona.Sandbox, error) {
+	return p.look(ctx, op, t, false)
+}
+
+// look does the work of read. If wide, what is active in the target's whole scope counts as something else, too.
+func (p *provider) look(ctx context.Context, op string, t target, wide bool) (*daytona.Sandbox, error) {
 	var pause backoff
 	heard := time.Now() // when the provider was last known to answer
 	for attempt := 1; ; attempt++ {
+		evidence := p.about(t).Evidence(ownEntry(ctx), wide)
 		sb, err := p.readOnce(ctx, t)
 		if err == nil {
 			if attested := p.account.of(sb.OrganizationID); t.describes(sb) && p.account.owns(t, attested) {
 				p.account.learn(attested)
+				if p.found(op, t, sb.ID); t.id != "" && rests(sb) {
+					evidence.Clear()
+				}
 				return sb, nil
 			}
 			return nil, &Error{Op: op, Kind: KindNotOwned, Sandbox: t.label(), Dispatched: DispatchedYes, Message: "its name, labels or account differ from the recorded ones: nothing was done to it"}
 		}
 		mapped := failed(op, err)
 		if mapped.Kind == KindNotFound {
-			mapped = p.absent(ctx, op, t)
+			if mapped = p.absent(ctx, op, t); mapped.Kind == KindGone {
+				evidence.Clear()
+			}
 		}
 		mapped.Sandbox = t.label()
 		if mapped.Kind == KindRateLimited {
@@ -175,7 +192,7 @@ func (p *provider) readOnce(ctx context.Context, t target) (*daytona.Sandbox, er
 	if id == "" {
 		id = t.name
 	}
-	return p.client.Get(ctx, id)
+	return p.looking(t).Get(ctx, id)
 }
 
 // readOwned reads a lease's sandbox.
@@ -258,7 +275,7 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (*day
 			if action == stepStop && sb.AutoDelete != nil && *sb.AutoDelete == 0 {
 				return sb, &Error{Op: op, Kind: KindConflict, Sandbox: t.label(), Dispatched: DispatchedNo, Message: "the sandbox is set to be deleted when it stops; it was left running: retain it, or destroy it"}
 			}
-			err := p.act(ctx, sb.ID, action)
+			err := p.act(ctx, op, t, action)
 			if err == nil {
 				refusals = 0
 				if action != accepted { // else it had no effect yet, and is not to be asked for as fast as it is accepted
@@ -291,24 +308,26 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (*day
 }
 
 // act asks the provider for one step. The reply says that the request was accepted, at most.
-func (p *provider) act(ctx context.Context, id string, action step) error {
+func (p *provider) act(ctx context.Context, op string, t target, action step) error {
 	limit := p.cfg.CallTimeout
 	if action == stepStart || action == stepRecover {
 		limit += replyHold
+		p.allocated(op, t)
 	}
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
+	client := p.clientFor(t)
 	switch action {
 	case stepStart:
-		return p.client.Start(ctx, id)
+		return client.Start(ctx, t.id)
 	case stepRecover:
-		return p.client.Recover(ctx, id)
+		return client.Recover(ctx, t.id)
 	case stepStop:
-		return p.client.Stop(ctx, id)
+		return client.Stop(ctx, t.id)
 	case stepArchive:
-		return p.client.Archive(ctx, id)
+		return client.Archive(ctx, t.id)
 	case stepDelete:
-		return p.client.Delete(ctx, id)
+		return client.Delete(ctx, t.id)
 	}
 	return nil
 }

@@ -78,17 +78,22 @@ func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, how Di
 	if err := ref.check(op); err != nil {
 		return Receipt{}, err
 	}
-	work, finish, err := p.start(ctx, op)
+	work, finish, err := p.start(ctx, op, p.about(ref.target()))
 	if err != nil {
 		return Receipt{}, err
 	}
-	return background(ctx, op, func() (Receipt, error) {
+	return background(ctx, op, func() (_ Receipt, err error) {
 		defer finish()
 		l, unlock, err := p.lockLifecycle(work, op, ref)
 		if err != nil {
 			return Receipt{}, err
 		}
 		defer unlock()
+		defer func() {
+			if err != nil && !errors.Is(err, ErrNotOwned) {
+				p.uncleaned(op, ref.target())
+			}
+		}()
 		defer p.forget(l)
 		// Nothing of the sandbox is touched, its sessions and its record included, before it is known to be ours.
 		err = p.proveOurs(work, op, ref.target())
@@ -158,7 +163,7 @@ func (p *provider) retain(ctx context.Context, op string, ref LeaseRef) (Receipt
 			}
 		}
 		callCtx, cancel := context.WithTimeout(ctx, p.cfg.CallTimeout)
-		err = p.client.SetAutoDelete(callCtx, ref.Sandbox, never)
+		err = p.clientFor(ref.target()).SetAutoDelete(callCtx, ref.Sandbox, never)
 		cancel()
 		wish = 0
 		if err != nil {

@@ -21,7 +21,7 @@ func (p *provider) Resume(ctx context.Context, ref LeaseRef) (_ *Lease, err erro
 	}
 	for {
 		shared := p.resumes.DoChan(ref.key(), func() (any, error) {
-			work, finish, err := p.start(context.WithoutCancel(ctx), op)
+			work, finish, err := p.start(context.WithoutCancel(ctx), op, p.about(ref.target()))
 			if err != nil {
 				return nil, err
 			}
@@ -79,12 +79,13 @@ func (p *provider) resume(work context.Context, op string, ref LeaseRef) (*Lease
 	if err != nil {
 		return fail(PhaseStart, err)
 	}
+	p.allocated(op, ref.target()) // it may have run before
 	again, err := p.ledger.confirm(work, op, ref)
 	added = added || again
 	if err != nil {
 		return fail(PhaseStart, err)
 	}
-	box := p.client.Toolbox(sb)
+	box := l.client.Toolbox(sb)
 	if err := p.verify(work, op, box, ref); err != nil {
 		return fail(PhaseSentinel, err)
 	}

@@ -163,7 +163,7 @@ func (p *provider) runOwn(ctx context.Context, op string, box *daytona.Toolbox, 
 		if err != nil {
 			return "", err
 		}
-		box = p.client.Toolbox(sb)
+		box = p.clientFor(t).Toolbox(sb)
 	}
 }
 

@@ -23,6 +23,7 @@ type ledger struct {
 	owner   string
 	ttl     time.Duration // of the owner, for each renewal
 	timeout time.Duration // of one call of the store
+	debts   *subject      // what the store could not be told yet is counted under
 
 	mu      sync.Mutex
 	claims  map[string]Claim         // by attempt: what we hold, with the record as it was written last
@@ -39,9 +40,9 @@ type debt struct {
 	record  Record // as it is to be left, unless it is removed; the zero value: as it is found
 }
 
-func newLedger(cfg *Config) *ledger {
+func newLedger(cfg *Config, debts *subject) *ledger {
 	return &ledger{
-		store: cfg.Store, owner: "host-" + uuid.NewString(), ttl: cfg.ClaimTime, timeout: cfg.CallTimeout,
+		debts: debts, store: cfg.Store, owner: "host-" + uuid.NewString(), ttl: cfg.ClaimTime, timeout: cfg.CallTimeout,
 		claims: make(map[string]Claim), loose: make(map[string]debt), paying: make(map[string]chan struct{}),
 	}
 }
@@ -385,6 +386,11 @@ func (g *ledger) pay(ctx context.Context, attempt string, d debt) {
 		g.owe(attempt, d)
 		return
 	}
+	g.mu.Lock()
+	if _, again := g.loose[attempt]; !again {
+		g.debts.Unmark(string(ActivityCleanup), attempt)
+	}
+	g.mu.Unlock()
 	g.drop(claim)
 }
 
@@ -396,6 +402,7 @@ func (g *ledger) redeem(ctx context.Context, attempt string) (owed debt, owes bo
 		if paying == nil {
 			owed, owes = g.loose[attempt]
 			delete(g.loose, attempt)
+			g.debts.Unmark(string(ActivityCleanup), attempt)
 			g.mu.Unlock()
 			return owed, owes, nil
 		}
@@ -412,6 +419,7 @@ func (g *ledger) owe(attempt string, d debt) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.loose[attempt] = d
+	g.debts.Mark(string(ActivityCleanup), "record", attempt, target{})
 	g.start()
 }
 

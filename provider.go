@@ -3,6 +3,7 @@ package leasehold
 import (
 	"context"
 	"errors"
+	"iter"
 	"sync"
 
 	"golang.org/x/sync/singleflight"
@@ -10,6 +11,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 
+	"github.com/leasehold-go/leasehold/internal/activity"
 	"github.com/leasehold-go/leasehold/internal/daytona"
 )
 
@@ -41,6 +43,30 @@ type Provider interface {
 	// Cleanup deletes the sandbox that Inspect observed, and returns when a fresh read shows that it is gone. It fails
 	// with [ErrUncertain] for an envelope without an observed id, without having deleted anything.
 	Cleanup(ctx context.Context, envelope CleanupEnvelope) (Receipt, error)
+	// Idle reports what is active, of the scopes given or, without any, of all: calls, requests, commands, terminals and
+	// channels that are under way, sandboxes that may run, and what was left without a proof of its end. It makes no request
+	// and does not wait. It knows of what this provider has done, not of what an earlier process left behind: that is in
+	// references, in envelopes and on the durable list. A provider that was not used, or only ever read with, is idle.
+	Idle(scopes ...Scope) IdleReport
+	// ProveIdle looks at every sandbox, of the scopes given or of all, that is active with nobody here to see its end, and
+	// then reports as Idle does. It only reads, which keeps no sandbox awake, and does not ask about what is in use: where
+	// there is nothing to look at it makes no request. A sandbox that is seen stopped, or proved gone, is active no longer,
+	// and what was left running or unanswered in it with it; unless anything of its scope was under way, began or ended
+	// before the answer: then it counts until the next proof. A creation whose sandbox was never seen is never proved to
+	// have made none.
+	//
+	// The report is good whatever the error, which says, if the report is not idle, why a sandbox could not be looked at.
+	ProveIdle(ctx context.Context, scopes ...Scope) (IdleReport, error)
+	// IdleChanges yields whether the provider is idle, as Idle reports it of all scopes: once at the beginning, and again
+	// whenever that has changed, until the loop is left, ctx ends or the provider was closed. It waits without polling,
+	// makes no request and starts no goroutine. Nothing waits for the body of the loop, which may call any method, Close
+	// included. What changes while the body runs is told once, after it: true may follow true, and says that the provider
+	// was active meanwhile. Any number of loops may run.
+	//
+	//	for idle := range provider.IdleChanges(ctx) {
+	//		host.MaySleep(idle)
+	//	}
+	IdleChanges(ctx context.Context) iter.Seq[bool]
 	// Close refuses new calls, waits until ctx ends for what is still under way in the background, cancels the rest,
 	// and closes idle connections. It releases no lease: a lease outlives its host, but with [Config.Store] is an orphan
 	// unless a host resumes it, or uses it, within [Config.ClaimTime]. A local provider also ends its
@@ -56,9 +82,12 @@ type provider struct {
 	account *account
 	admit   *admission
 	ledger  *ledger
+	idle    *activity.Tracker[tenancy, target]
 	onClose func() error // ends the embedded backend; nil without one
 
-	resumes singleflight.Group // by LeaseRef.key
+	everything *subject           // of no scope
+	proving    chan struct{}      // holds one token: taken by whoever proves idleness
+	resumes    singleflight.Group // by LeaseRef.key
 
 	work   context.Context // parent of everything that outlives a call; ended by Close
 	cancel context.CancelFunc
@@ -92,12 +121,13 @@ func newProvider(config Config) (*provider, error) {
 		cfg:    cfg,
 		tracer: noop.NewTracerProvider().Tracer(""),
 		admit:  &admission{limit: cfg.MaxCreations},
+		idle:   activity.New[tenancy, target](), proving: make(chan struct{}, 1),
 		leases: make(map[string]*Lease), sightings: make(map[string]string),
 	}
 	if cfg.TracerProvider != nil {
 		p.tracer = cfg.TracerProvider.Tracer("github.com/leasehold-go/leasehold")
 	}
-	p.client, err = daytona.New(daytona.Config{APIURL: cfg.APIURL, APIKey: cfg.APIKey, Transport: cfg.Transport, Observe: p.observed})
+	p.client, err = daytona.New(daytona.Config{APIURL: cfg.APIURL, APIKey: cfg.APIKey, Transport: cfg.Transport, Observe: p.observed, Track: p.requested})
 	if err != nil {
 		return nil, &Error{Op: "configure", Kind: KindInvalid, Dispatched: DispatchedNo, Message: "the client could not be made"}
 	}
@@ -105,7 +135,8 @@ func newProvider(config Config) (*provider, error) {
 		p.cfg.Store = promptStore{cfg.Store}
 	}
 	p.account = newAccount(cfg.APIURL, cfg.APIKey)
-	p.ledger = newLedger(&p.cfg)
+	p.everything = p.idle.Subject(tenancy{}, "")
+	p.ledger = newLedger(&p.cfg, p.everything)
 	p.work, p.cancel = context.WithCancel(context.Background())
 	return p, nil
 }
@@ -146,9 +177,22 @@ func (p *provider) Close(ctx context.Context) error {
 // errProviderClosed ends the work that Close did not wait for.
 var errProviderClosed = errors.New("the provider was closed")
 
-// start admits a call and returns the context of its work: it keeps ctx's values, ends after the provider's budget or
-// with the provider, and not with ctx. finish must be called when the work is done.
-func (p *provider) start(ctx context.Context, op string) (work context.Context, finish func(), err error) {
+// start admits a call, counts it under what it is about, and returns the context of its work: it keeps ctx's values, ends
+// after the provider's budget or with the provider, and not with ctx. finish must be called when the work is done.
+func (p *provider) start(ctx context.Context, op string, about *subject) (work context.Context, finish func(), err error) {
+	work, shut, err := p.open(ctx, op)
+	if err != nil {
+		return nil, nil, err
+	}
+	entry := about.Begin(string(ActivityCall), op)
+	return context.WithValue(work, ownKey{}, entry), func() {
+		entry.End()
+		shut()
+	}, nil
+}
+
+// open does the work of start, but for the counting.
+func (p *provider) open(ctx context.Context, op string) (work context.Context, shut func(), err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -224,10 +268,11 @@ func (p *provider) sighting(attempt string) string {
 }
 
 // accounted forgets an attempt whose sandbox is gone.
-func (p *provider) accounted(attempt string) {
+func (p *provider) accounted(e CleanupEnvelope) {
+	p.resolved(e.target())
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.sightings, attempt)
+	delete(p.sightings, e.Attempt)
 }
 
 // background runs f to its end, and returns what it returned or, once ctx ends, why ctx ended.

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/leasehold-go/leasehold/internal/activity"
 	"github.com/leasehold-go/leasehold/internal/daytona"
 	"github.com/leasehold-go/leasehold/internal/emulator"
 )
@@ -33,7 +34,7 @@ func BenchmarkRecord(b *testing.B) {
 				b.Fatal(err)
 			}
 			cfg := Config{Store: s, ClaimTime: time.Hour, CallTimeout: time.Minute}
-			g := newLedger(&cfg)
+			g := newLedger(&cfg, activity.New[tenancy, target]().Subject(tenancy{}, ""))
 			defer g.close(b.Context())
 			check := func(err error) {
 				if err != nil {

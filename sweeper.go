@@ -128,7 +128,7 @@ func (s *Sweeper) Sweep(ctx context.Context) (report SweepReport, err error) {
 	const op = "sweep"
 	ctx, span := s.p.span(ctx, op)
 	defer func() { endSpan(span, err) }()
-	work, finish, err := s.p.start(ctx, op)
+	work, finish, err := s.p.start(ctx, op, s.p.everything)
 	if err != nil {
 		return report, err
 	}
@@ -286,7 +286,7 @@ func (s *sweepPass) count(n *int) {
 
 // settle brings one record as far as it goes, and says in it how far that was.
 func (s *sweepPass) settle(ctx context.Context, claim Claim) {
-	work, finish, err := s.p.start(ctx, "sweep")
+	work, finish, err := s.p.start(ctx, "sweep", s.p.about(claim.Record.Envelope.target()))
 	if err == nil {
 		defer finish()
 		var cancel context.CancelFunc
@@ -426,7 +426,7 @@ func (s *sweepPass) settled(ctx context.Context, claim Claim) error {
 	if err := s.store(ctx, func(ctx context.Context) error { return s.p.cfg.Store.Delete(ctx, claim) }); err != nil {
 		return err
 	}
-	s.p.accounted(claim.Record.Envelope.Attempt)
+	s.p.accounted(claim.Record.Envelope)
 	s.count(&s.report.Destroyed)
 	return nil
 }

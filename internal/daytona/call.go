@@ -80,6 +80,7 @@ type Call struct {
 // from it: the clients above the transport flatten errors into text.
 type call struct {
 	op     string
+	owner  any
 	start  time.Time
 	limit  int64 // of the successful body that is read whole; 0: a stream, not limited
 	quiet  bool  // does not count as activity of the sandbox
@@ -109,7 +110,7 @@ type callKey struct{}
 const maxReply = 64 << 20
 
 func (c *Client) begin(ctx context.Context, op string) (context.Context, *call) {
-	k := &call{op: op, start: time.Now(), limit: c.limit, quiet: ctx.Value(quietKey{}) != nil}
+	k := &call{op: op, owner: c.owner, start: time.Now(), limit: c.limit, quiet: ctx.Value(quietKey{}) != nil}
 	return context.WithValue(ctx, callKey{}, k), k
 }
 
@@ -220,7 +221,8 @@ func badInput(op string) *Error { return &Error{Op: op, Reason: ReasonInput, Dis
 // replyBody is the body of a successful answer: it counts, bounds and remembers how it ended.
 type replyBody struct {
 	io.ReadCloser
-	k *call
+	k   *call
+	end func(settled bool)
 }
 
 func (b *replyBody) Read(p []byte) (int, error) {
@@ -234,13 +236,27 @@ func (b *replyBody) Read(p []byte) (int, error) {
 		b.k.bodyErr = err
 		b.k.mu.Unlock()
 	}
+	if err != nil {
+		b.end(true)
+	}
 	return n, err
+}
+
+func (b *replyBody) Close() error {
+	defer b.end(true)
+	return b.ReadCloser.Close()
 }
 
 // socketBody is the connection behind a websocket. Its Write makes it fit for one.
 type socketBody struct {
 	io.ReadWriteCloser
-	k *call
+	k   *call
+	end func(settled bool)
+}
+
+func (b *socketBody) Close() error {
+	defer b.end(true)
+	return b.ReadWriteCloser.Close()
 }
 
 func (b *socketBody) Read(p []byte) (int, error) {

@@ -1,6 +1,7 @@
 package daytona
 
 import (
+	"context"
 	"net/http"
 	"net/url"
 	"strings"
@@ -19,6 +20,17 @@ type Config struct {
 	Transport http.RoundTripper
 	// Observe is called once for every finished call, from the goroutine that made it. Nil: nobody watches.
 	Observe func(Call)
+	// Track is called for every request before it is handed to Transport, and what it returns once, when the transport is
+	// done with it: it failed, or its body or websocket has come to its end or was closed. That may be after the caller
+	// has left. Settled says that nothing can come of it any more: it changes nothing (GET), was not sent, or was answered
+	// by other than 408 and 5xx, behind which a request may still be on its way. Nil: nobody counts.
+	Track func(ctx context.Context, r Request) (end func(settled bool))
+}
+
+// Request is what is known of a request before it is sent.
+type Request struct {
+	Op    string
+	Owner any // see [Client.For]
 }
 
 // Client speaks to one control plane with one credential. It is safe for concurrent use.
@@ -29,6 +41,7 @@ type Client struct {
 	http   *http.Client    // without a timeout: calls are bounded by their contexts
 	api    *api.APIClient
 	limit  int64 // of an answer that is held in memory: maxReply
+	owner  any   // of its calls
 }
 
 // New returns a client without sending anything. It fails with ReasonInput if the URL or the key cannot be used.
@@ -43,13 +56,21 @@ func New(config Config) (*Client, error) {
 		c.own = newTransport()
 		carrier = c.own
 	}
-	c.http = &http.Client{Transport: &transport{base: carrier, apiKey: config.APIKey}, CheckRedirect: sameOrigin}
+	c.http = &http.Client{Transport: &transport{base: carrier, apiKey: config.APIKey, track: config.Track}, CheckRedirect: sameOrigin}
 
 	cfg := api.NewConfiguration()
 	cfg.Servers = api.ServerConfigurations{{URL: base.String()}}
 	cfg.HTTPClient = c.http
 	c.api = api.NewAPIClient(cfg)
 	return c, nil
+}
+
+// For returns a client that is the same in everything, but tells Config.Track whose its calls are, and those of the
+// toolboxes that are bound with it.
+func (c *Client) For(owner any) *Client {
+	owned := *c
+	owned.owner = owner
+	return &owned
 }
 
 // Close drops idle connections of the client's own pool. Calls in flight and streams go on; they end with their contexts.

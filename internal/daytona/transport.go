@@ -1,6 +1,7 @@
 package daytona
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -16,6 +17,7 @@ import (
 type transport struct {
 	base   http.RoundTripper
 	apiKey string
+	track  func(context.Context, Request) func(settled bool) // nil: nobody counts
 }
 
 // newTransport is the base of a client that was given none: pooled connections that end before the 70 s after which the
@@ -78,6 +80,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		}
 	}
 
+	end := t.begin(ctx, k)
 	resp, err := t.base.RoundTrip(out)
 	if err == nil && resp == nil {
 		err = errNoAnswer
@@ -86,10 +89,24 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		k.mu.Lock()
 		k.sendErr = err
 		k.mu.Unlock()
+		end(reads(req) || k.dispatch() == DispatchNo)
 		return nil, err
 	}
-	t.record(k, resp)
+	t.record(k, req, resp, end)
 	return resp, nil
+}
+
+// begin tells that a request is under way, and returns what tells that it is over.
+func (t *transport) begin(ctx context.Context, k *call) (end func(settled bool)) {
+	if t.track == nil {
+		return func(bool) {}
+	}
+	return t.track(ctx, Request{Op: k.op, Owner: k.owner})
+}
+
+// reads reports whether a request changes nothing.
+func reads(req *http.Request) bool {
+	return req.Method == http.MethodGet || req.Method == http.MethodHead
 }
 
 func (t *transport) header(h http.Header, k *call) {
@@ -111,15 +128,15 @@ func (t *transport) header(h http.Header, k *call) {
 const maxErrorBody = 64 << 10
 
 // record keeps what the answer says. Reading an error body is bounded by the context of the call.
-func (t *transport) record(k *call, resp *http.Response) {
+func (t *transport) record(k *call, req *http.Request, resp *http.Response, end func(settled bool)) {
 	if resp.Body == nil { // as a caller's transport may leave it
 		resp.Body = http.NoBody
 	}
 	if resp.StatusCode < 300 {
 		if rw, ok := resp.Body.(io.ReadWriteCloser); ok && resp.StatusCode == http.StatusSwitchingProtocols {
-			resp.Body = &socketBody{rw, k}
+			resp.Body = &socketBody{rw, k, end}
 		} else {
-			resp.Body = &replyBody{resp.Body, k}
+			resp.Body = &replyBody{resp.Body, k, end}
 		}
 		k.mu.Lock()
 		k.status = resp.StatusCode
@@ -129,6 +146,7 @@ func (t *transport) record(k *call, resp *http.Response) {
 	// A body that breaks off still leaves its status.
 	body, _ := io.ReadAll(io.LimitReader(resp.Body, maxErrorBody))
 	resp.Body.Close()
+	end(reads(req) || resp.StatusCode < 500 && resp.StatusCode != http.StatusRequestTimeout)
 	resp.Body, resp.ContentLength = http.NoBody, 0
 	k.received.Add(int64(len(body)))
 	parsed, retry := parseReply(k.op, resp.StatusCode, body), retryAfter(resp.Header, time.Now())
