@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -29,7 +30,7 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	for deadline := time.Now().Add(20 * time.Second); !ok(); <-tick.C {
+	for deadline := time.Now().Add(time.Minute); !ok(); <-tick.C {
 		if time.Now().After(deadline) {
 			t.Fatalf("%s: it did not come to that", what)
 		}
@@ -276,18 +277,57 @@ func TestE4ABackgroundChildNeitherBlocksNorDies(t *testing.T) {
 	})
 }
 
+// meeting is where n commands wait for each other: in a queue none would ever end.
+type meeting struct {
+	n        int
+	dir      string
+	entrance *os.File // a pipe: whoever has come reads a line from it
+}
+
+func newMeeting(t *testing.T, n int) *meeting {
+	t.Helper()
+	m := &meeting{n: n, dir: t.TempDir()}
+	path := filepath.Join(m.dir, "entrance")
+	if out, err := exec.Command("mkfifo", path).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var err error
+	if m.entrance, err = os.OpenFile(path, os.O_RDWR, 0); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.entrance.Close() })
+	return m
+}
+
+// script is what the i-th does.
+func (m *meeting) script(i int) string {
+	return fmt.Sprintf(": >%s/%d; read line <%s", m.dir, i, m.entrance.Name())
+}
+
+// await lets all go on once all have come.
+func (m *meeting) await(t *testing.T) {
+	t.Helper()
+	eventually(t, "all run", func() bool {
+		entries, err := os.ReadDir(m.dir)
+		return err == nil && len(entries) == m.n+1
+	})
+	if _, err := m.entrance.WriteString(strings.Repeat("\n", m.n)); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestE4ConcurrentCommandsRunConcurrently(t *testing.T) {
 	r, l := execRig(t, TransportSession)
 	const n = 64
-	dir := t.TempDir()
+	meet := newMeeting(t, n)
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
-			// Each waits for all: in a queue none would ever end.
-			script := fmt.Sprintf(": >%s/%d; until [ $(ls %s | wc -l) -ge %d ]; do sleep 0.1; done; echo out %d; echo err %d >&2; exit %d", dir, i, dir, n, i, i, i)
+			script := fmt.Sprintf("%s; echo out %d; echo err %d >&2; exit %d", meet.script(i), i, i, i)
 			mustRun(t, l, Command{Script: script, Profiles: ProfilesNone, Timeout: 2 * time.Minute}, finished(i, fmt.Sprintf("out %d\n", i), fmt.Sprintf("err %d\n", i)))
 		})
 	}
+	meet.await(t)
 	wg.Wait()
 	eventually(t, "the pool shrinks", func() bool {
 		return len(sessionIDs(l)) <= maxIdleSessions

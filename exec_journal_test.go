@@ -108,14 +108,15 @@ func TestWithoutRoomForAJournalASessionRuns(t *testing.T) {
 func TestE4JournalsRunConcurrently(t *testing.T) {
 	_, l := execRig(t, TransportJournal)
 	const n = 64
-	dir := t.TempDir()
+	meet := newMeeting(t, n)
 	var wg sync.WaitGroup
 	for i := range n {
 		wg.Go(func() {
-			script := fmt.Sprintf(": >%s/%d; until [ $(ls %s | wc -l) -ge %d ]; do sleep 0.1; done; echo out %d; echo err %d >&2; exit %d", dir, i, dir, n, i, i, i)
+			script := fmt.Sprintf("%s; echo out %d; echo err %d >&2; exit %d", meet.script(i), i, i, i)
 			mustRun(t, l, Command{Script: script, Profiles: ProfilesNone, Timeout: 2 * time.Minute}, finished(i, fmt.Sprintf("out %d\n", i), fmt.Sprintf("err %d\n", i)))
 		})
 	}
+	meet.await(t)
 	wg.Wait()
 }
 

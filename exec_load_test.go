@@ -22,14 +22,11 @@ import (
 	"github.com/leasehold-go/leasehold/internal/emulator"
 )
 
-// long reports whether tests are to be as large as they should be from time to time.
-func long() bool { return os.Getenv("LEASEHOLD_LONG") == "1" }
-
 // TestLoadManyShortCommands runs them over many leases, each command with a result of its own.
 func TestLoadManyShortCommands(t *testing.T) {
-	leases, commands := 10, 20 // each
+	leases, commands := 10, 8 // each
 	if long() {
-		leases = 50
+		leases, commands = 50, 20
 	}
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		r := newRig(t, Config{}, emulator.Options{})

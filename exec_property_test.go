@@ -213,8 +213,8 @@ func (s schedule) shrunk(fails func(schedule) bool) schedule {
 // runs thousands.
 func TestRandomFaults(t *testing.T) {
 	root := scratchRoot(t)
-	first, n := rand.Uint64()>>32<<16, uint64(40)
-	if os.Getenv("LEASEHOLD_LONG") == "1" {
+	first, n := rand.Uint64()>>32<<16, uint64(60/share)
+	if long() {
 		n = 4000
 	}
 	if seed := os.Getenv("LEASEHOLD_SEED"); seed != "" {
@@ -227,9 +227,6 @@ func TestRandomFaults(t *testing.T) {
 	t.Logf("%d schedules, LEASEHOLD_SEED=%d and those that follow", n, first)
 	var runs []func()
 	for seed := first; seed < first+n; seed++ {
-		if n > 1 && !sampled(int(seed-first)) {
-			continue
-		}
 		runs = append(runs, func() {
 			t.Run(fmt.Sprint(seed), func(t *testing.T) {
 				attempt := 0

@@ -73,51 +73,61 @@ func TestF2OneFaultAtEachRequest(t *testing.T) {
 	if _, err := l.Importer().Dir(t.Context(), local, "source", ImportOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	for export, requests := range map[bool]int{false: 2, true: 3} {
-		for nth := 1; nth <= requests; nth++ {
-			for i, fault := range transferFaults {
-				fault.Path, fault.Nth = "/toolbox/**", nth
-				name := fmt.Sprintf("export %v, request %d, %s %d %d", export, nth, fault.Action, fault.Status, fault.Bytes)
-				t.Run(name, func(t *testing.T) {
-					host := t.TempDir()
-					remote := filepath.Join(l.Ref().Workspace, fmt.Sprintf("target %v %d %d", export, nth, i))
-					dest := remote
-					if export {
-						dest = filepath.Join(host, "dest")
-					}
-					writeFiles(t, dest, map[string]string{"d/small": "old"})
-					before := tree(t, dest)
-					r.server.SetFaults(fault)
-					var err error
-					if export {
-						_, err = l.Exporter().Dir(t.Context(), "source", dest, ExportOptions{})
-					} else {
-						_, err = l.Importer().Dir(t.Context(), local, remote, ImportOptions{})
-					}
-					drained(t, l)
-					hit := r.server.Faults()[0].Hits > 0
-					r.server.SetFaults()
-					if !hit {
-						t.Errorf("the fault never hit: the test proves nothing")
-					}
-					got := tree(t, dest)
-					complete := cmp.Equal(want, got)
-					switch {
-					case err == nil && !complete:
-						t.Errorf("the transfer succeeded, and is not complete (-want +got):\n%s", cmp.Diff(want, got))
-					case err != nil && !complete && !cmp.Equal(before, got):
-						t.Errorf("the transfer failed with %v, and left (-before +after):\n%s", err, cmp.Diff(before, got))
-					case err != nil && complete && (export || nth == 1):
-						t.Errorf("the transfer failed with %v, and is complete", err)
-					}
-					var e *Error
-					if err != nil && !errors.As(err, &e) {
-						t.Errorf("error %v is of another type", err)
-					}
-					wantNoScratch(t, l, remote, host)
-				})
+	type cell struct {
+		export     bool
+		nth, fault int
+	}
+	var cells []cell
+	requests := map[bool]int{false: 2, true: 3}
+	for _, export := range []bool{false, true} {
+		for nth := 1; nth <= requests[export]; nth++ {
+			for fault := range transferFaults {
+				cells = append(cells, cell{export, nth, fault})
 			}
 		}
+	}
+	for _, c := range sampled(t, cells, func(c cell) string { return fmt.Sprint(c.export, c.fault) }) {
+		export, nth, fault := c.export, c.nth, transferFaults[c.fault]
+		fault.Path, fault.Nth = "/toolbox/**", nth
+		name := fmt.Sprintf("export %v, request %d, %s %d %d", export, nth, fault.Action, fault.Status, fault.Bytes)
+		t.Run(name, func(t *testing.T) {
+			host := t.TempDir()
+			remote := filepath.Join(l.Ref().Workspace, fmt.Sprintf("target %v %d %d", export, nth, c.fault))
+			dest := remote
+			if export {
+				dest = filepath.Join(host, "dest")
+			}
+			writeFiles(t, dest, map[string]string{"d/small": "old"})
+			before := tree(t, dest)
+			r.server.SetFaults(fault)
+			var err error
+			if export {
+				_, err = l.Exporter().Dir(t.Context(), "source", dest, ExportOptions{})
+			} else {
+				_, err = l.Importer().Dir(t.Context(), local, remote, ImportOptions{})
+			}
+			drained(t, l)
+			hit := r.server.Faults()[0].Hits > 0
+			r.server.SetFaults()
+			if !hit {
+				t.Errorf("the fault never hit: the test proves nothing")
+			}
+			got := tree(t, dest)
+			complete := cmp.Equal(want, got)
+			switch {
+			case err == nil && !complete:
+				t.Errorf("the transfer succeeded, and is not complete (-want +got):\n%s", cmp.Diff(want, got))
+			case err != nil && !complete && !cmp.Equal(before, got):
+				t.Errorf("the transfer failed with %v, and left (-before +after):\n%s", err, cmp.Diff(before, got))
+			case err != nil && complete && (export || nth == 1):
+				t.Errorf("the transfer failed with %v, and is complete", err)
+			}
+			var e *Error
+			if err != nil && !errors.As(err, &e) {
+				t.Errorf("error %v is of another type", err)
+			}
+			wantNoScratch(t, l, remote, host)
+		})
 	}
 	wantTree(t, local, filepath.Join(l.Ref().Workspace, "source"))
 }

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -325,7 +324,11 @@ var extents = []string{"once", "twice", "for ever", "for ever, everywhere"}
 func TestFaultMatrix(t *testing.T) {
 	// Thousands of small worlds, each garbage when the next begins: the collector would be half of the work.
 	defer debug.SetGCPercent(debug.SetGCPercent(400))
-	var cells atomic.Int64
+	type cell struct {
+		position int
+		mischief mischief
+		extent   string
+	}
 	t.Run("cells", func(t *testing.T) {
 		for _, op := range operations() {
 			var healthy []string
@@ -341,27 +344,30 @@ func TestFaultMatrix(t *testing.T) {
 			if len(healthy) == 0 {
 				t.Fatalf("%s: no requests", op.name)
 			}
+			var cells []cell
 			for position := 1; position <= len(healthy); position++ {
-				t.Run(fmt.Sprintf("%s/%d %s", op.name, position, healthy[position-1]), func(t *testing.T) {
+				for _, m := range mischiefs() {
+					for _, extent := range extents {
+						if m.worthIt(extent, healthy[position-1]) {
+							cells = append(cells, cell{position, m, extent})
+						}
+					}
+				}
+			}
+			cells = sampled(t, cells, func(c cell) string { return c.mischief.name })
+			for position := 1; position <= len(healthy); position++ {
+				at := healthy[position-1]
+				t.Run(fmt.Sprintf("%s/%d %s", op.name, position, at), func(t *testing.T) {
 					t.Parallel()
-					i := position // so that another share is taken at each
-					for _, m := range mischiefs() {
-						for _, extent := range extents {
-							if !m.worthIt(extent, healthy[position-1]) {
-								continue
-							}
-							if i++; !sampled(i) {
-								continue
-							}
-							cells.Add(1)
-							synctest.Test(t, func(t *testing.T) { matrixCell(t, op, position, healthy[position-1], m, extent) })
+					for _, c := range cells {
+						if c.position == position {
+							synctest.Test(t, func(t *testing.T) { matrixCell(t, op, position, at, c.mischief, c.extent) })
 						}
 					}
 				})
 			}
 		}
 	})
-	t.Logf("%d cells", cells.Load())
 }
 
 func matrixCell(t *testing.T, op operation, position int, at string, m mischief, extent string) {

@@ -450,7 +450,7 @@ const modelSteps = 30
 // reference, or on the list. LEASEHOLD_SEED repeats a schedule, as far as it depends on chance alone and not on which of
 // two goroutines comes first; LEASEHOLD_LONG=1 runs ten thousand.
 func TestOwnershipModel(t *testing.T) {
-	first, schedules := rand.Uint64()>>32<<16, uint64(200)
+	first, schedules := rand.Uint64()>>32<<16, uint64(240/share)
 	if long() {
 		schedules = 10_000
 	}
@@ -471,9 +471,6 @@ func TestOwnershipModel(t *testing.T) {
 					seed := first + next.Add(1) - 1
 					if seed >= first+schedules {
 						return
-					}
-					if schedules > 1 && !sampled(int(seed-first)) {
-						continue
 					}
 					problems, log := runModel(t, seed, modelSteps)
 					if len(problems) == 0 {

@@ -2,5 +2,8 @@
 
 package leasehold
 
-// sampled reports whether the i-th of many like cases runs: each.
-func sampled(int) bool { return true }
+// share is how many like cases there are to one that runs.
+const share = 3
+
+// raced says whether the race detector is on.
+const raced = false

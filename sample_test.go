@@ -1,0 +1,40 @@
+package leasehold
+
+import (
+	"os"
+	"testing"
+)
+
+// long reports whether tests are to be as large as they should be from time to time.
+func long() bool { return os.Getenv("LEASEHOLD_LONG") == "1" }
+
+// oneIn is how many like cases there are to one that runs: the share, or 1 if all do.
+func oneIn() int {
+	if long() {
+		return 1
+	}
+	return share
+}
+
+// sampled returns a share of many like cases, the same each time: at least one of each kind, and each kind begins one
+// further than the one before, so that the share is spread over all in which cases of a kind differ.
+func sampled[C any](t *testing.T, cases []C, kind func(C) string) []C {
+	t.Helper()
+	size, begin, seen := make(map[string]int), make(map[string]int), make(map[string]int)
+	for _, c := range cases {
+		size[kind(c)]++
+	}
+	var taken []C
+	for _, c := range cases {
+		k := kind(c)
+		if seen[k] == 0 {
+			begin[k] = len(begin)
+		}
+		if (begin[k]+seen[k])%min(oneIn(), size[k]) == 0 {
+			taken = append(taken, c)
+		}
+		seen[k]++
+	}
+	t.Logf("%d of %d cases", len(taken), len(cases))
+	return taken
+}
