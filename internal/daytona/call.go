@@ -24,6 +24,17 @@ const (
 	OpSetAutoDelete   = "set_auto_delete"
 	OpSetLabels       = "set_labels"
 	OpPreviewURL      = "preview_url"
+	OpSignPreview     = "preview_sign"
+	OpExpirePreview   = "preview_expire"
+	OpPreview         = "preview"
+	OpCreateSSH       = "ssh_create"
+	OpRevokeSSH       = "ssh_revoke"
+	OpCreateSnapshot  = "snapshot_create"
+	OpCapture         = "snapshot_capture"
+	OpGetSnapshot     = "snapshot_get"
+	OpDeleteSnapshot  = "snapshot_delete"
+	OpBuildLogURL     = "snapshot_log_url"
+	OpBuildLog        = "snapshot_log"
 	OpTouch           = "touch"
 	OpWorkDir         = "work_dir"
 	OpHomeDir         = "home_dir"
@@ -55,7 +66,8 @@ const (
 // onControlPlane reports whether op is answered by the API rather than by a sandbox's daemon.
 func onControlPlane(op string) bool {
 	switch op {
-	case OpCreate, OpGet, OpList, OpStart, OpStop, OpArchive, OpRecover, OpDelete, OpSetAutoDelete, OpSetLabels, OpPreviewURL, OpTouch:
+	case OpCreate, OpGet, OpList, OpStart, OpStop, OpArchive, OpRecover, OpDelete, OpSetAutoDelete, OpSetLabels, OpPreviewURL, OpTouch,
+		OpSignPreview, OpExpirePreview, OpCreateSSH, OpRevokeSSH, OpCreateSnapshot, OpCapture, OpGetSnapshot, OpDeleteSnapshot, OpBuildLogURL:
 		return true
 	}
 	return false

@@ -37,8 +37,9 @@ type Request struct {
 type Client struct {
 	config Config
 	base   *url.URL
-	own    *http.Transport // nil if the caller brought a transport
-	http   *http.Client    // without a timeout: calls are bounded by their contexts
+	own    *http.Transport   // nil if the caller brought a transport
+	bare   http.RoundTripper // the caller's or our own, which adds no credential
+	http   *http.Client      // without a timeout: calls are bounded by their contexts
 	api    *api.APIClient
 	limit  int64 // of an answer that is held in memory: maxReply
 	owner  any   // of its calls
@@ -56,6 +57,7 @@ func New(config Config) (*Client, error) {
 		c.own = newTransport()
 		carrier = c.own
 	}
+	c.bare = carrier
 	c.http = &http.Client{Transport: &transport{base: carrier, apiKey: config.APIKey, track: config.Track}, CheckRedirect: sameOrigin}
 
 	cfg := api.NewConfiguration()

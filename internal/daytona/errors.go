@@ -95,7 +95,11 @@ var (
 	wordNameTaken = []wording{{[]int{409}, "already exists"}}
 	// API v0.190: "Total CPU limit exceeded. Maximum allowed: 10."; per sandbox "Disk request 20GB exceeds maximum
 	// allowed per sandbox (10GB)". Measured as 400; the exception in its source is a 403.
-	wordQuota = []wording{{[]int{400, 403}, "limit exceeded. maximum allowed"}, {[]int{400, 403}, "exceeds maximum allowed per sandbox"}}
+	wordQuota = []wording{
+		{[]int{400, 403}, "limit exceeded. maximum allowed"}, {[]int{400, 403}, "exceeds maximum allowed per sandbox"},
+		// The same for snapshots, as its source words them.
+		{[]int{400, 403}, "quota exceeded. maximum allowed"}, {[]int{403}, "exceeds the maximum allowed snapshot size"},
+	}
 	// API v0.190: POST /sandbox, start and recover in an organisation that may only stop and delete what it has.
 	wordSuspended = []wording{{[]int{403}, "organization is suspended"}}
 	// API v0.190: no machine has room at the moment.
@@ -108,6 +112,8 @@ var (
 	wordNotStoppable = []wording{{[]int{400}, "not in a stoppable state"}}
 	// Proxy v0.190, stopped and destroying alike: "bad request: no IP address found. Is the Sandbox started?".
 	wordNotStarted = []wording{{[]int{400}, "is the sandbox started?"}}
+	// Proxy v0.190: a preview request without a valid token, where the proxy has no login page to send it to.
+	wordPreviewRefused = []wording{{[]int{401}, "authentication failed"}, {[]int{401}, "missing authentication"}}
 	// Proxy v0.190: the API still knows the sandbox, its container is gone.
 	wordContainerGone = []wording{{[]int{404}, "sandbox container not found"}}
 	// Daemon v0.190: the status read hit the exit file between creation and write,
@@ -177,8 +183,14 @@ func (e *Error) Pending() bool {
 	return e.says(wordPending)
 }
 
-// NameTaken reports that a sandbox of that name exists, in whatever state.
-func (e *Error) NameTaken() bool { return e.Op == OpCreate && e.says(wordNameTaken) }
+// NameTaken reports that a sandbox or snapshot of that name exists, in whatever state.
+func (e *Error) NameTaken() bool {
+	switch e.Op {
+	case OpCreate, OpCreateSnapshot, OpCapture:
+		return e.says(wordNameTaken)
+	}
+	return false
+}
 
 // Quota reports that a limit of the organisation, or of one sandbox, refused the request.
 func (e *Error) Quota() bool { return e.says(wordQuota) }

@@ -27,6 +27,8 @@ func (s *Server) dispatch(w http.ResponseWriter, r *http.Request) {
 		s.preview(w, r, target, "")
 	case strings.HasPrefix(path, "/toolbox/"):
 		s.proxy(w, r)
+	case strings.HasPrefix(path, "/snapshots/"):
+		s.proxySnapshotLog(w, r)
 	case strings.HasPrefix(path, "/preview/"):
 		target, _, _ := strings.Cut(strings.TrimPrefix(path, "/preview/"), "/")
 		s.preview(w, r, target, "/preview/"+target)
@@ -90,6 +92,16 @@ func (s *Server) routes() *http.ServeMux {
 	handle("GET "+sandbox+"/ports/{port}/signed-preview-url", rateAll, s.signPreview)
 	handle("POST "+sandbox+"/ports/{port}/signed-preview-url/{token}/expire", rateAll, s.expirePreview)
 	handle("GET "+sandbox+"/build-logs", rateAll, s.buildLogs)
+	handle("POST "+sandbox+"/ssh-access", rateAll, s.createSSH)
+	handle("DELETE "+sandbox+"/ssh-access", rateAll, s.deleteSSH)
+	handle("GET /api/sandbox/ssh-access/validate", rateAll, s.validateSSH)
+	handle("POST "+sandbox+"/snapshot", rateLifecycle, s.capture)
+	handle("GET /api/snapshots", rateAll, s.listSnapshots)
+	handle("POST /api/snapshots", rateAll, s.createSnapshot)
+	handle("GET /api/snapshots/{snapshot}", rateAll, s.readSnapshot)
+	handle("DELETE /api/snapshots/{snapshot}", rateAll, s.deleteSnapshot)
+	handle("GET /api/snapshots/{snapshot}/build-logs", rateAll, s.snapshotLog)
+	handle("GET /api/snapshots/{snapshot}/build-logs-url", rateAll, s.snapshotLogURL)
 	handle("GET "+sandbox+"/organization", rateAll, s.sandboxOrganization)
 	handle("GET /api/organizations", rateAll, s.organizations)
 	handle("GET /api/api-keys/current", rateAll, s.currentKey)

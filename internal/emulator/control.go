@@ -128,6 +128,13 @@ func (b *Sandbox) Force(state State, reason string, recoverable bool) {
 // tick, or when the sandbox is started: it becomes errored, not recoverable, with the daemon's exact words for it.
 func (b *Sandbox) LoseContainer() { b.s.lose(b.sb) }
 
+// RotateToken gives the sandbox a new preview token, as the provider may at any time. Nothing else of its record changes.
+func (b *Sandbox) RotateToken() {
+	b.s.mu.Lock()
+	defer b.s.mu.Unlock()
+	b.sb.Token = newToken()
+}
+
 // SetDiskFull fills or frees the sandbox's disk, as far as its toolbox is concerned. Commands can still write.
 func (b *Sandbox) SetDiskFull(full bool) { b.sb.full.Store(full) }
 

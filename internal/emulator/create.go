@@ -192,7 +192,7 @@ func (s *Server) admit(organization string, b createBody) (*sandbox, Snapshot, *
 	} else if !slices.Contains(s.opt.Regions, b.target) {
 		return none(refuse(http.StatusNotFound, "Region not found"))
 	}
-	source, found := s.source(&b)
+	source, found := s.source(organization, &b)
 	if !b.built {
 		switch {
 		case !found:
@@ -249,7 +249,7 @@ func (s *Server) admit(organization string, b createBody) (*sandbox, Snapshot, *
 }
 
 // source finds what a sandbox is made from, and fills in the default snapshot.
-func (s *Server) source(b *createBody) (Snapshot, bool) {
+func (s *Server) source(organization string, b *createBody) (Snapshot, bool) {
 	name := b.snapshot
 	switch {
 	case b.built:
@@ -257,6 +257,10 @@ func (s *Server) source(b *createBody) (Snapshot, bool) {
 	case name == "":
 		name = s.opt.Snapshots[0].Name
 		b.snapshot = name
+	}
+	if made := s.findSnapshot(organization, name); made != nil && !b.built {
+		made.LastUsedAt = time.Now()
+		return made.source(s), true
 	}
 	wildcard := -1
 	for i, snapshot := range s.opt.Snapshots {
@@ -327,16 +331,16 @@ func (s *Server) quota(r *record) *apiError {
 }
 
 // provision is what the runner does with a new sandbox.
-func (s *Server) provision(o *outcome, failure Snapshot) {
+func (s *Server) provision(o *outcome, source Snapshot) {
 	t := s.opt.Timing
 	if o.sb.Dockerfile != "" {
 		for _, stage := range []State{StateBuilding, StatePulling} {
 			if !o.waitAtMost(t.Build, pullLimit, "pulling snapshot for") || !o.set(false, func(r *record) { r.State = stage }) {
 				return
 			}
-			if stage == StateBuilding && failure.State == string(StateBuildFailed) {
+			if stage == StateBuilding && source.State == string(StateBuildFailed) {
 				if o.wait(t.Build) {
-					o.set(true, func(r *record) { r.State, r.ErrorReason = StateBuildFailed, cmp.Or(failure.Failure, "Build failed") })
+					o.set(true, func(r *record) { r.State, r.ErrorReason = StateBuildFailed, cmp.Or(source.Failure, "Build failed") })
 				}
 				return
 			}
@@ -348,9 +352,15 @@ func (s *Server) provision(o *outcome, failure Snapshot) {
 	if !o.set(false, func(r *record) { r.State = StateCreating }) || !o.waitAtMost(t.Create, createLimit, "creating") {
 		return
 	}
-	if failure.Failure != "" {
-		o.fail(failure.Failure, failure.Recoverable)
+	if source.Failure != "" {
+		o.fail(source.Failure, source.Recoverable)
 		return
+	}
+	if source.files != "" {
+		if err := copyTree(o.s.homeDir(o.sb.ID), source.files); err != nil {
+			o.fail(err.Error(), false)
+			return
+		}
 	}
 	o.bootOrFail()
 }

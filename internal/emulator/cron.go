@@ -32,6 +32,11 @@ func (s *Server) tick(now time.Time) {
 			delete(s.signed, token)
 		}
 	}
+	for token, access := range s.ssh {
+		if !now.Before(access.expires) {
+			delete(s.ssh, token)
+		}
+	}
 	for id, sb := range s.sandboxes {
 		if sb.State == StateDestroyed {
 			if now.Sub(sb.UpdatedAt) > forgetAfter {

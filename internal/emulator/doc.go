@@ -10,6 +10,7 @@
 //	/toolbox/{id}/...              the toolbox proxy (a sandbox's toolboxProxyUrl is the part before the id)
 //	/preview/{port}-{id}/...       the preview proxy: to that port of this host; the prefix is removed
 //	/preview/{port}-{token}/...    the same by a signed token
+//	/snapshots/{id}/build-logs     the proxy's stream of a build's log
 //	Host: {port}-{id or token}.…   the preview proxy again, by host name, as the production system does it
 //
 // Preview URLs are of the path form, because the names below "localhost" do not resolve on every system;
@@ -22,12 +23,16 @@
 // [Options].Legacy. The awkward parts are kept, because clients must survive them: a creation is held up to 30 s and
 // then answered with the state it was inserted with; it fails without naming the sandbox it leaves behind; a deletion
 // renames; a stop, start or delete answers 409 while another change is pending; the proxy says 401 of a sandbox that it
-// does not know; auto-stop looks only at requests, never at processes.
+// does not know; auto-stop looks only at requests, never at processes; a new SSH access revokes the one before; while a
+// snapshot is made of a sandbox nothing in it answers; the read of a snapshot takes a name, the deletion an id only; the
+// log of a build is refused until a runner builds.
 //
 // Chosen where the production behaviour is not known: an image-backed creation is answered at once (pending_build) and
 // never held; recover is held like start; the proxy refuses requests (400) from the moment a stop is accepted, and
-// requests in flight then end as if the daemon had died (502 with an empty body, or a dropped connection);
-// an unauthenticated preview request is a plain 401 instead of a login page.
+// requests in flight then end as if the daemon had died (502 with an empty body, or a dropped connection); an
+// unauthenticated preview request is a plain 401 in the path form, where there is no domain to come back to, and leads to
+// a login page in the host form; a captured snapshot appears when the capture has ended; builds run nothing, and their
+// log has a line for each instruction.
 //
 // # Time
 //

@@ -43,7 +43,8 @@ type Options struct {
 	// Limits are the organisation's quota and rate limits. They apply to each organisation alone.
 	Limits Limits
 	// Snapshots are the snapshots that exist, the first being the default. A snapshot named "*" stands for every name.
-	// Image-backed creations look here too, by image name, and succeed when nothing is found.
+	// Image-backed creations and builds look here too, by image name, and succeed when nothing is found. They are general
+	// snapshots: nobody deletes them.
 	// Empty means one active snapshot, DefaultSnapshot.
 	Snapshots []Snapshot
 	// Regions are the targets that exist, the first being the default. Empty means local, us and eu.
@@ -70,12 +71,13 @@ type Options struct {
 // Timing says how long things take. Zero means the default, a negative duration none at all.
 type Timing struct {
 	Create  time.Duration // unknown to started; default 5 ms
-	Build   time.Duration // each of the three stages before an image-backed creation; default 2 ms
+	Build   time.Duration // each of the three stages before an image-backed creation, and each line of a snapshot's build log; default 2 ms
 	Start   time.Duration // stopped to started; default 5 ms
 	Restore time.Duration // archived to started; default 5 ms
 	Stop    time.Duration // default 5 ms
 	Archive time.Duration // default 5 ms
-	Destroy time.Duration // default 5 ms
+	Destroy time.Duration // of a sandbox or a snapshot; default 5 ms
+	Capture time.Duration // of a snapshot from a sandbox; default 5 ms
 
 	CreateHold time.Duration // how long a creation's reply waits for the start; default 30 s
 	StartHold  time.Duration // the same for start and recover; default 30 s
@@ -96,6 +98,7 @@ func (t Timing) withDefaults() Timing {
 	set(&t.Stop, quick)
 	set(&t.Archive, quick)
 	set(&t.Destroy, quick)
+	set(&t.Capture, quick)
 	set(&t.CreateHold, 30*time.Second)
 	set(&t.StartHold, 30*time.Second)
 	if t.Cron = cmp.Or(t.Cron, 10*time.Second); t.Cron < 0 {
@@ -109,6 +112,7 @@ type Limits struct {
 	CPU, Memory, Disk                      int // totals of all sandboxes: cores, GiB, GiB; a stopped one counts for disk only
 	SandboxCPU, SandboxMemory, SandboxDisk int // of one sandbox
 	Sandboxes                              int // number of sandboxes that are not destroyed
+	Snapshots                              int // number of snapshots that were created
 	NoRunners                              bool
 	Suspended                              bool          // nothing is created, started or recovered
 	RequestRate, CreateRate, LifecycleRate int           // requests per Window: all, creations, other state changes
@@ -132,6 +136,8 @@ type Snapshot struct {
 	CPU, Memory, Disk int
 	// Regions where it exists. Empty means everywhere.
 	Regions []string
+
+	files string // directory with the files of its sandboxes; empty: none
 }
 
 // Server is a running emulator. Its methods are safe for concurrent use.
@@ -167,6 +173,8 @@ type Server struct {
 	version   uint64 // of the whole control plane; grows with each change
 	rates     map[string]*rateWindow
 	signed    map[string]signedPreview
+	ssh       map[string]sshAccess // by token
+	snapshots map[string]*snapshot // those that were created, by id
 }
 
 // Start starts a server. The caller must Close it.
@@ -175,6 +183,7 @@ func Start(opt Options) (*Server, error) {
 		opt: opt, log: opt.Logger, serving: make(chan struct{}), limits: opt.Limits,
 		keys: map[string]Key{}, sandboxes: map[string]*sandbox{},
 		rates: map[string]*rateWindow{}, signed: map[string]signedPreview{},
+		ssh: map[string]sshAccess{}, snapshots: map[string]*snapshot{},
 	}
 	if s.log == nil {
 		s.log = slog.New(slog.DiscardHandler)

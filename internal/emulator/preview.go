@@ -1,6 +1,7 @@
 package emulator
 
 import (
+	"io"
 	"log"
 	"net"
 	"net/http"
@@ -14,6 +15,9 @@ import (
 const (
 	previewHeader = "X-Daytona-Preview-Token"
 	previewQuery  = "DAYTONA_SANDBOX_AUTH_KEY"
+
+	skipWarning    = "X-Daytona-Skip-Preview-Warning"
+	acceptedCookie = "daytona-preview-page-accepted"
 
 	defaultSignedLife = 60 * time.Second
 	longestSignedLife = 24 * time.Hour
@@ -98,7 +102,7 @@ func (s *Server) signPreview(w http.ResponseWriter, r *http.Request) *apiError {
 		seconds, err := strconv.Atoi(text)
 		life = time.Duration(seconds) * time.Second
 		if err != nil || life < time.Second || life > longestSignedLife {
-			return refuse(http.StatusBadRequest, "expiresInSeconds must be between 1 and 86400")
+			return refuse(http.StatusBadRequest, "expiresInSeconds must be between 1 second and 24 hours")
 		}
 	}
 	var reply struct {
@@ -108,7 +112,7 @@ func (s *Server) signPreview(w http.ResponseWriter, r *http.Request) *apiError {
 		URL     string `json:"url"`
 	}
 	if _, err := s.withSandbox(r, func(sb *sandbox) *apiError {
-		token := newToken()
+		token := newToken()[:16]
 		s.signed[token] = signedPreview{sb.ID, port, time.Now().Add(life)}
 		reply.Sandbox, reply.Port, reply.Token, reply.URL = sb.ID, port, token, s.previewAddress(port, token)
 		return nil
@@ -126,11 +130,10 @@ func (s *Server) expirePreview(w http.ResponseWriter, r *http.Request) *apiError
 	}
 	token := r.PathValue("token")
 	if _, err := s.withSandbox(r, func(sb *sandbox) *apiError {
-		if p, found := s.signed[token]; !found || p.sandbox != sb.ID || p.port != port {
-			return refuse(http.StatusNotFound, "Signed preview URL token not found")
+		if p := s.signed[token]; p.sandbox == sb.ID && p.port == port {
+			delete(s.signed, token)
 		}
-		delete(s.signed, token)
-		return nil
+		return nil // an unknown token too
 	}); err != nil {
 		return err
 	}
@@ -143,6 +146,11 @@ func (s *Server) preview(w http.ResponseWriter, r *http.Request, label, prefix s
 	target, ok := parsePreview(label)
 	if !ok {
 		http.Error(w, "404 page not found", http.StatusNotFound)
+		return
+	}
+	if warned(r) {
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+		io.WriteString(w, "<!doctype html><title>Preview URL Warning</title>\n")
 		return
 	}
 	presented := r.Header.Get(previewHeader)
@@ -159,6 +167,10 @@ func (s *Server) preview(w http.ResponseWriter, r *http.Request, label, prefix s
 	allowed := sb != nil && sb.visible() && (isSigned || sb.Public || (presented != "" && presented == sb.Token))
 	s.mu.Unlock()
 	if !allowed {
+		if prefix == "" {
+			http.Redirect(w, r, loginPage(r), http.StatusTemporaryRedirect)
+			return
+		}
 		proxyError(w, r, http.StatusUnauthorized, "UNAUTHORIZED", "unauthorized: authentication failed: preview token is invalid")
 		return
 	}
@@ -169,6 +181,27 @@ func (s *Server) preview(w http.ResponseWriter, r *http.Request, label, prefix s
 		defer m.leave(pw)
 		s.forward(pw, withoutPrefix(r, prefix), target.port)
 	})
+}
+
+// warned reports whether the proxy answers a browser with its warning page.
+func warned(r *http.Request) bool {
+	accepted, err := r.Cookie(acceptedCookie)
+	switch {
+	case r.Header.Get(skipWarning) == "true", r.Header.Get("Upgrade") != "", err == nil && accepted.Value == "true":
+		return false
+	}
+	return strings.HasPrefix(r.UserAgent(), "Mozilla/")
+}
+
+// loginPage is where the proxy sends whoever presents no valid token: to the provider's login, from which a person would
+// come back to the callback of the preview's domain.
+func loginPage(r *http.Request) string {
+	_, domain, _ := strings.Cut(r.Host, ".")
+	query := url.Values{
+		"client_id": {"daytona"}, "redirect_uri": {"http://" + domain + "/callback"}, "response_type": {"code"},
+		"scope": {"openid profile"}, "state": {newToken()},
+	}
+	return "http://login.daytona.test/authorize?" + query.Encode()
 }
 
 // forward is the reverse proxy to a port of this host. Nothing listening there is a 502 with an empty body.

@@ -60,6 +60,7 @@ func (s *Server) through(w http.ResponseWriter, r *http.Request, sb *sandbox, se
 	if faultOf(r).is(LoseContainer) {
 		s.lose(sb)
 	}
+	s.thawed(r.Context(), sb)
 	s.mu.Lock()
 	m := sb.machine
 	if m == nil || sb.State != StateStarted || sb.Desired != StateStarted {
@@ -87,6 +88,23 @@ func (s *Server) through(w http.ResponseWriter, r *http.Request, sb *sandbox, se
 	pw := &proxyWriter{ResponseWriter: w, cancel: cancel}
 	serve(pw, r.WithContext(ctx), m)
 	pw.finish()
+}
+
+// thawed waits while a snapshot is made of the sandbox: its container is paused, and nothing in it answers.
+func (s *Server) thawed(ctx context.Context, sb *sandbox) {
+	for {
+		s.mu.Lock()
+		frozen, changed := sb.State == StateSnapshotting, sb.changed
+		s.mu.Unlock()
+		if !frozen {
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 func proxyError(w http.ResponseWriter, r *http.Request, status int, code, message string) {

@@ -252,6 +252,7 @@ func TestPreviewReachesAPortOfTheSandbox(t *testing.T) {
 		{"signed", s.must(http.StatusOK, "GET", ports+port+"/signed-preview-url", "").str("url") + "/a/b?q=1", nil, 200},
 		{"no token", link.str("url") + "/a/b", nil, 401},
 		{"wrong token", link.str("url") + "/a/b", []string{"X-Daytona-Preview-Token", "x"}, 401},
+		{"wrong token, by host", strings.TrimSuffix(s.URL(), "/api") + "/a/b", []string{"Host", port + "-" + sb.ID() + ".preview.test", "X-Daytona-Preview-Token", "x"}, 307},
 		{"no port", strings.TrimSuffix(s.URL(), "/api") + "/preview/x-y/", nil, 404},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -33,6 +33,8 @@ const (
 	StatePulling     State = "pulling_snapshot"
 	StateArchived    State = "archived"
 	StateArchiving   State = "archiving"
+
+	StateSnapshotting State = "snapshotting"
 )
 
 // record is the control plane's row of one sandbox. It is copied by value; its maps are replaced, never changed.

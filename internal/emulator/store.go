@@ -19,9 +19,10 @@ import (
 //	records/<id>.json       one record per sandbox
 //	sandboxes/<id>/home     its files
 //	sandboxes/<id>/tmp      its TMPDIR
+//	snapshots/<id>          a snapshot that was created: record.json, and home with its files
 //	lock                    held while a server uses the directory (not on Windows)
 //
-// A temporary directory has the sandboxes only.
+// A temporary directory has the sandboxes and the files of snapshots only.
 
 // load reads the records that an earlier server left. What was running is stopped now; a destruction is completed.
 func (s *Server) load() error {
@@ -77,7 +78,7 @@ func (s *Server) load() error {
 		}
 		s.insert(r)
 	}
-	return nil
+	return s.loadSnapshots()
 }
 
 // saveOrganization makes the organisation survive, so that the records keep their owner.

@@ -1,0 +1,263 @@
+package daytona
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/coder/websocket"
+)
+
+// PreviewTokenHeader is the header in which a preview request presents its token. The proxy removes it before the
+// request reaches the sandbox.
+const PreviewTokenHeader = "X-Daytona-Preview-Token"
+
+// The limits of the API on the life of a signed preview URL.
+const (
+	MinSignedPreview = 1            // second
+	MaxSignedPreview = 24 * 60 * 60 // seconds
+)
+
+// SignPreview makes an address of a port that needs no header, because the token is part of its host name, and its
+// token, by which [Client.ExpirePreview] ends it.
+func (c *Client) SignPreview(ctx context.Context, id string, port, seconds int) (address, token string, err error) {
+	if !segment(id) || !validPort(port) || seconds < MinSignedPreview || seconds > MaxSignedPreview {
+		return "", "", badInput(OpSignPreview)
+	}
+	var reply struct {
+		SandboxID string  `json:"sandboxId"`
+		Port      float64 `json:"port"`
+		URL       string  `json:"url"`
+		Token     string  `json:"token"`
+	}
+	err = c.do(ctx, OpSignPreview, func(ctx context.Context) error {
+		_, resp, err := c.api.SandboxAPI.GetSignedPortPreviewUrl(ctx, id, int32(port)).ExpiresInSeconds(int32(seconds)).Execute()
+		if err := decode(resp, err, &reply); err != nil {
+			return err
+		}
+		if reply.URL == "" || reply.Token == "" || reply.SandboxID != id || reply.Port != float64(port) {
+			return errReply
+		}
+		return nil
+	})
+	if err != nil {
+		return "", "", err
+	}
+	return reply.URL, reply.Token, nil
+}
+
+// ExpirePreview ends a signed preview URL. That it has ended already, or never was, is a success.
+func (c *Client) ExpirePreview(ctx context.Context, id string, port int, token string) error {
+	if !segment(token) || !validPort(port) {
+		return badInput(OpExpirePreview)
+	}
+	return c.change(ctx, OpExpirePreview, id, func(ctx context.Context) error {
+		_, err := c.api.SandboxAPI.ExpireSignedPortPreviewUrl(ctx, id, int32(port), token).Execute()
+		return err
+	})
+}
+
+func validPort(port int) bool { return port >= 1 && port <= 65535 }
+
+// Preview sends a request of the caller's to a preview address, with the token and without the API's credential, and
+// returns the answer of the service behind it. It changes the request's header. What the proxy itself refuses is an
+// [*Error] instead, with Dispatch no: [Error.Unauthorized] for the token, [Error.NotStarted] for the sandbox. Redirects are
+// answers.
+func (c *Client) Preview(req *http.Request, token string) (*http.Response, error) {
+	start := time.Now()
+	var asked, connected bool
+	ctx := httptrace.WithClientTrace(withoutToken{req.Context()}, &httptrace.ClientTrace{
+		GetConn: func(string) { asked = true },
+		GotConn: func(httptrace.GotConnInfo) { connected = true },
+	})
+	req = req.WithContext(ctx)
+	req.Header.Set(PreviewTokenHeader, token)
+	// Else the proxy answers what calls itself a browser with a page of its own.
+	req.Header.Set("X-Daytona-Skip-Preview-Warning", "true")
+	resp, err := c.bare.RoundTrip(req)
+	if err == nil && resp == nil {
+		err = errNoAnswer
+	}
+	e := &Error{Op: OpPreview, Reason: ReasonLost, Dispatch: DispatchUnknown}
+	switch {
+	case err == nil:
+		if resp.Body == nil {
+			resp.Body = http.NoBody
+		}
+		if e = refusal(req, resp); e != nil {
+			resp.Body.Close()
+		}
+	default:
+		if asked && !connected {
+			e.Reason, e.Dispatch = ReasonConnect, DispatchNo
+		}
+		if ctx.Err() != nil {
+			e.Reason, e.Cause = ReasonCanceled, context.Cause(ctx)
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				e.Reason = ReasonTimeout
+			}
+		}
+	}
+	if c.config.Observe != nil {
+		call := Call{Op: OpPreview, Method: req.Method, Start: start, Duration: time.Since(start), Err: e}
+		if resp != nil && err == nil {
+			call.Status, call.WebSocket = resp.StatusCode, resp.StatusCode == http.StatusSwitchingProtocols
+		}
+		c.config.Observe(call)
+	}
+	if e != nil {
+		return nil, e
+	}
+	return resp, nil
+}
+
+// maxRefusal bounds the body of an answer that may be the proxy's.
+const maxRefusal = 4 << 10
+
+// refusal tells the proxy's own refusals from the answers of the service: by the shape of its error bodies, and by its
+// redirect (307) to the provider's login, from which a person would come back to /callback of the preview's domain. A
+// service that imitates them makes its own clients ask again, and nothing else.
+func refusal(req *http.Request, resp *http.Response) *Error {
+	switch resp.StatusCode {
+	case http.StatusTemporaryRedirect:
+		if toLogin(req.URL.Host, resp.Header.Get("Location")) {
+			return &Error{Op: OpPreview, Reason: ReasonStatus, Status: http.StatusUnauthorized, Dispatch: DispatchNo}
+		}
+	case http.StatusUnauthorized, http.StatusBadRequest, http.StatusNotFound:
+		if !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") || resp.ContentLength > maxRefusal {
+			return nil
+		}
+		body, err := io.ReadAll(io.LimitReader(resp.Body, maxRefusal))
+		rest := io.MultiReader(bytes.NewReader(body), failing{err}, resp.Body)
+		resp.Body = struct {
+			io.Reader
+			io.Closer
+		}{rest, resp.Body}
+		said := parseReply(OpPreview, resp.StatusCode, body)
+		e := &Error{Op: OpPreview, Reason: ReasonStatus, Status: resp.StatusCode, Structured: said.structured, Code: said.code, Message: said.message, Dispatch: DispatchNo}
+		if said.structured && (e.says(wordPreviewRefused) || e.says(wordNotStarted) || e.says(wordContainerGone)) {
+			return e
+		}
+	}
+	return nil
+}
+
+// failing is a reader at its end, or one that failed.
+type failing struct{ err error }
+
+func (f failing) Read([]byte) (int, error) {
+	if f.err != nil {
+		return 0, f.err
+	}
+	return 0, io.EOF
+}
+
+// toLogin reports whether a location is the provider's login, on behalf of the preview host.
+func toLogin(host, location string) bool {
+	to, err := url.Parse(location)
+	if err != nil || to.Host == "" || strings.EqualFold(to.Host, host) {
+		return false
+	}
+	query := to.Query()
+	back, err := url.Parse(query.Get("redirect_uri"))
+	_, domain, found := strings.Cut(host, ".")
+	return err == nil && found && query.Get("response_type") == "code" && query.Get("client_id") != "" &&
+		strings.EqualFold(back.Host, domain) && back.Path == "/callback"
+}
+
+// withoutToken is a context whose traces are not told the token: a tracer that records headers would record it.
+type withoutToken struct{ context.Context }
+
+func (c withoutToken) Value(key any) any {
+	value := c.Context.Value(key)
+	trace, _ := value.(*httptrace.ClientTrace)
+	if trace == nil || trace.WroteHeaderField == nil {
+		return value
+	}
+	quiet := *trace
+	quiet.WroteHeaderField = func(name string, values []string) {
+		if strings.EqualFold(name, PreviewTokenHeader) {
+			values = []string{"redacted"}
+		}
+		trace.WroteHeaderField(name, values)
+	}
+	return &quiet
+}
+
+// SocketRequest describes a websocket to open.
+type SocketRequest struct {
+	Header       http.Header
+	Subprotocols []string
+	Text         bool // messages are text, rather than binary
+}
+
+// DialSocket opens a websocket on a carrier, and returns it as a stream: each Write is a message, and Read reads across
+// messages until the peer closes with 1000 or 1001, which is io.EOF. The context bounds the opening; carried errors of the
+// carrier are returned as they are.
+func DialSocket(ctx context.Context, carrier http.RoundTripper, address string, r SocketRequest) (net.Conn, string, error) {
+	kept := &keptError{carrier: carrier}
+	client := &http.Client{Transport: kept, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	conn, resp, err := websocket.Dial(ctx, address, &websocket.DialOptions{HTTPClient: client, HTTPHeader: r.Header.Clone(), Subprotocols: r.Subprotocols})
+	switch {
+	case err == nil:
+	case kept.err != nil:
+		return nil, "", kept.err
+	case resp != nil:
+		return nil, "", &Error{Op: OpPreview, Reason: ReasonStatus, Status: resp.StatusCode, Dispatch: DispatchYes}
+	default:
+		return nil, "", badInput(OpPreview)
+	}
+	conn.SetReadLimit(-1)
+	kind := websocket.MessageBinary
+	if r.Text {
+		kind = websocket.MessageText
+	}
+	return &socketConn{websocket.NetConn(context.WithoutCancel(ctx), conn, kind)}, conn.Subprotocol(), nil
+}
+
+// keptError remembers why a carrier failed, which the client above it turns into text.
+type keptError struct {
+	carrier http.RoundTripper
+	err     error
+}
+
+func (k *keptError) RoundTrip(req *http.Request) (*http.Response, error) {
+	var resp *http.Response
+	resp, k.err = k.carrier.RoundTrip(req)
+	return resp, k.err
+}
+
+// socketConn is a websocket as a stream, whose errors are ours.
+type socketConn struct{ net.Conn }
+
+func (c *socketConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	return n, c.failed(err)
+}
+
+func (c *socketConn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	return n, c.failed(err)
+}
+
+func (c *socketConn) failed(err error) error {
+	if err == nil || err == io.EOF {
+		return err
+	}
+	e := &Error{Op: OpPreview, Reason: ReasonLost, Status: http.StatusSwitchingProtocols, Dispatch: DispatchYes}
+	var closed websocket.CloseError
+	switch {
+	case errors.As(err, &closed):
+		e.Reason, e.CloseCode = ReasonEnded, int(closed.Code)
+	case errors.Is(err, context.DeadlineExceeded):
+		e.Reason, e.Cause = ReasonTimeout, context.DeadlineExceeded
+	}
+	return e
+}
