@@ -95,6 +95,16 @@ const (
 	PhaseStop      Phase = "stop"      // the sandbox is stopped
 	PhaseArchive   Phase = "archive"   // it is moved to cold storage
 	PhaseDelete    Phase = "delete"    // it is deleted
+
+	// Those of an endpoint.
+	PhaseLookup     Phase = "lookup"     // the sandbox is read, and proved to be ours
+	PhaseState      Phase = "state"      // it must be running
+	PhasePreview    Phase = "preview"    // the provider is asked for the address and token, or refuses the token
+	PhaseValidation Phase = "validation" // the address and token are checked
+
+	// Those of a snapshot.
+	PhaseSubmit Phase = "submit" // its creation is sent
+	PhaseBuild  Phase = "build"  // it is built, pulled or captured
 )
 
 // Reason is the proof that a sandbox is lost.

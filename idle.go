@@ -25,6 +25,7 @@ const (
 	ActivityCommand  ActivityKind = "command"  // a command in the sandbox
 	ActivityTerminal ActivityKind = "terminal" // an open terminal
 	ActivityChannel  ActivityKind = "channel"  // an open channel
+	ActivityEndpoint ActivityKind = "endpoint" // a request, reply or WebSocket through an endpoint
 
 	// ActivityAllocation is a sandbox that runs, or may run, and with it whatever commands left running in it.
 	ActivityAllocation ActivityKind = "allocation"

@@ -146,6 +146,7 @@ type Lease struct {
 	sessions sessionPool // in which commands run, and
 	journals journalPool // which they keep
 	consoles consoleSet  // terminals and channels
+	ssh      sshAccesses // to be revoked
 }
 
 func newLease(p *provider, ref LeaseRef) *Lease {
@@ -259,16 +260,8 @@ func (l *Lease) toolbox(ctx context.Context) (*daytona.Toolbox, error) {
 	if box := l.resolved(); box != nil {
 		return box, nil
 	}
-	if err := l.p.proveOurs(ctx, "resolve", l.ref.target()); err != nil {
+	if err := l.claim(ctx); err != nil {
 		return nil, err
-	}
-	if l.open.Err() == nil { // else it is being given back, which is recorded as that
-		open, done := l.whileOpen(ctx)
-		err := l.p.ledger.resolve(open, "resolve", l.ref)
-		done()
-		if err != nil {
-			return nil, err
-		}
 	}
 	sb, err := l.p.readOwned(ctx, "resolve", l.ref)
 	if err != nil {
@@ -283,6 +276,19 @@ func (l *Lease) toolbox(ctx context.Context) (*daytona.Toolbox, error) {
 	l.box = box
 	l.mu.Unlock()
 	return box, nil
+}
+
+// claim makes the durable record of the lease ours, before its first use here.
+func (l *Lease) claim(ctx context.Context) error {
+	if err := l.p.proveOurs(ctx, "resolve", l.ref.target()); err != nil {
+		return err
+	}
+	if l.open.Err() != nil { // it is being given back, which is recorded as that
+		return nil
+	}
+	open, done := l.whileOpen(ctx)
+	defer done()
+	return l.p.ledger.resolve(open, "resolve", l.ref)
 }
 
 func (l *Lease) resolved() *daytona.Toolbox {

@@ -154,35 +154,44 @@ func (p *provider) look(ctx context.Context, op string, t target, wide bool) (*d
 	var pause backoff
 	heard := time.Now() // when the provider was last known to answer
 	for attempt := 1; ; attempt++ {
-		evidence := p.about(t).Evidence(ownEntry(ctx), wide)
-		sb, err := p.readOnce(ctx, t)
+		sb, err := p.lookOnce(ctx, op, t, wide)
 		if err == nil {
-			if attested := p.account.of(sb.OrganizationID); t.describes(sb) && p.account.owns(t, attested) {
-				p.account.learn(attested)
-				if p.found(op, t, sb.ID); t.id != "" && rests(sb) {
-					evidence.Clear()
-				}
-				return sb, nil
-			}
-			return nil, &Error{Op: op, Kind: KindNotOwned, Sandbox: t.label(), Dispatched: DispatchedYes, Message: "its name, labels or account differ from the recorded ones: nothing was done to it"}
+			return sb, nil
 		}
-		mapped := failed(op, err)
-		if mapped.Kind == KindNotFound {
-			if mapped = p.absent(ctx, op, t); mapped.Kind == KindGone {
-				evidence.Clear()
-			}
-		}
-		mapped.Sandbox = t.label()
-		if mapped.Kind == KindRateLimited {
+		if err.Kind == KindRateLimited {
 			heard = time.Now()
 		}
-		if !mapped.Retryable || attempt == readAttempts || time.Since(heard) >= p.cfg.CallTimeout {
-			return nil, mapped
+		if !err.Retryable || attempt == readAttempts || time.Since(heard) >= p.cfg.CallTimeout {
+			return nil, err
 		}
-		if pause.wait(ctx, mapped.RetryAfter) != nil {
-			return nil, mapped
+		if pause.wait(ctx, err.RetryAfter) != nil {
+			return nil, err
 		}
 	}
+}
+
+// lookOnce is one attempt of look.
+func (p *provider) lookOnce(ctx context.Context, op string, t target, wide bool) (*daytona.Sandbox, *Error) {
+	evidence := p.about(t).Evidence(ownEntry(ctx), wide)
+	sb, err := p.readOnce(ctx, t)
+	if err == nil {
+		if attested := p.account.of(sb.OrganizationID); t.describes(sb) && p.account.owns(t, attested) {
+			p.account.learn(attested)
+			if p.found(op, t, sb.ID); t.id != "" && rests(sb) {
+				evidence.Clear()
+			}
+			return sb, nil
+		}
+		return nil, &Error{Op: op, Kind: KindNotOwned, Sandbox: t.label(), Dispatched: DispatchedYes, Message: "its name, labels or account differ from the recorded ones: nothing was done to it"}
+	}
+	mapped := failed(op, err)
+	if mapped.Kind == KindNotFound {
+		if mapped = p.absent(ctx, op, t); mapped.Kind == KindGone {
+			evidence.Clear()
+		}
+	}
+	mapped.Sandbox = t.label()
+	return nil, mapped
 }
 
 func (p *provider) readOnce(ctx context.Context, t target) (*daytona.Sandbox, error) {

@@ -1,13 +1,16 @@
 package leasehold
 
 import (
+	"strings"
+
 	"github.com/leasehold-go/leasehold/internal/emulator"
 )
 
 // LocalConfig configures [NewLocal]. The zero value is useful.
 type LocalConfig struct {
 	// Config has the meaning it has for [New], but for APIKey and APIURL, which must be empty: the backend has its own.
-	// Snapshot may be empty or [LocalSnapshot]; any image is accepted, and nothing is pulled.
+	// Snapshot may be empty, [LocalSnapshot], or one that was made here: a captured one has the files of its sandbox, a
+	// built one none, because nothing is built. Any image is accepted, and nothing is pulled.
 	Config Config
 	// Dir holds the sandboxes. Sandboxes in it outlive the provider, stopped, and can be resumed by a later one on the
 	// same directory, which one provider at a time may use. Empty: a temporary directory, removed by Close and, on
@@ -17,7 +20,7 @@ type LocalConfig struct {
 	Faults *FaultPlan
 }
 
-// LocalSnapshot is the one snapshot of a local backend.
+// LocalSnapshot is the one snapshot that a local backend begins with.
 const LocalSnapshot = emulator.DefaultSnapshot
 
 // NewLocal returns a provider on an embedded backend, which needs no account and no network but a loopback port. The
@@ -67,5 +70,6 @@ func NewLocal(config LocalConfig) (Provider, error) {
 	// Port and key are new each time, the organisation is recorded in the directory: it alone is the account.
 	provider.account = newAccount("local", server.Organization())
 	provider.onClose = server.Close
+	provider.embedded = strings.TrimSuffix(server.URL(), "/api")
 	return provider, nil
 }

@@ -85,6 +85,10 @@ type provider struct {
 	idle    *activity.Tracker[tenancy, target]
 	onClose func() error // ends the embedded backend; nil without one
 
+	// embedded is the origin of the embedded backend, such as http://127.0.0.1:1234: the one that endpoints reach in clear
+	// text. Empty without one.
+	embedded string
+
 	everything *subject           // of no scope
 	proving    chan struct{}      // holds one token: taken by whoever proves idleness
 	resumes    singleflight.Group // by LeaseRef.key

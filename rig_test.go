@@ -58,6 +58,7 @@ func rigProvider(t *testing.T, server *emulator.Server, cfg Config) *provider {
 	if err != nil {
 		t.Fatal(err)
 	}
+	p.embedded = strings.TrimSuffix(server.URL(), "/api")
 	return p
 }
 

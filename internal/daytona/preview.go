@@ -10,6 +10,7 @@ import (
 	"net/http/httptrace"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/coder/websocket"
@@ -72,10 +73,10 @@ func validPort(port int) bool { return port >= 1 && port <= 65535 }
 // answers.
 func (c *Client) Preview(req *http.Request, token string) (*http.Response, error) {
 	start := time.Now()
-	var asked, connected bool
+	var asked, connected atomic.Bool
 	ctx := httptrace.WithClientTrace(withoutToken{req.Context()}, &httptrace.ClientTrace{
-		GetConn: func(string) { asked = true },
-		GotConn: func(httptrace.GotConnInfo) { connected = true },
+		GetConn: func(string) { asked.Store(true) },
+		GotConn: func(httptrace.GotConnInfo) { connected.Store(true) },
 	})
 	req = req.WithContext(ctx)
 	req.Header.Set(PreviewTokenHeader, token)
@@ -95,7 +96,7 @@ func (c *Client) Preview(req *http.Request, token string) (*http.Response, error
 			resp.Body.Close()
 		}
 	default:
-		if asked && !connected {
+		if asked.Load() && !connected.Load() {
 			e.Reason, e.Dispatch = ReasonConnect, DispatchNo
 		}
 		if ctx.Err() != nil {

@@ -1,0 +1,298 @@
+package leasehold
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"sync"
+
+	"github.com/leasehold-go/leasehold/internal/daytona"
+)
+
+// Client returns a client on Transport. It follows redirects within the endpoint, as [http.Client] does, and has no timeout.
+func (e *Endpoint) Client() *http.Client { return &http.Client{Transport: e.Transport()} }
+
+// Transport returns a round tripper to the service behind the endpoint, for an [http.Client], for
+// [net/http/httputil.ReverseProxy], and for WebSocket packages that take one. It adds the token to requests to the
+// endpoint's own origin, and refuses any other with [ErrInvalid], so that no redirect carries the token away. A path that is
+// not below the endpoint's own is taken relative to it; the endpoint's has one on the embedded backend only.
+//
+// A request that the provider's proxy refuses for its token, which then never reached the service, is sent once more if the
+// provider has replaced the token and the body can be read again ([http.Request.GetBody]); otherwise it fails with
+// [ErrAuth]. No answer of the service's is taken for such a refusal, its own 401 included.
+//
+// A reply counts as use of the lease until its body was read to its end or closed, a WebSocket until it was closed. When the
+// lease is given back, requests, bodies and WebSockets end with [ErrClosed]. Errors are [*Error], those of bodies included.
+func (e *Endpoint) Transport() http.RoundTripper { return endpointTransport{e} }
+
+type endpointTransport struct{ e *Endpoint }
+
+// RoundTrip sends one request.
+func (t endpointTransport) RoundTrip(req *http.Request) (*http.Response, error) {
+	const op = "endpoint request"
+	e := t.e
+	unsent := func(err error) (*http.Response, error) {
+		if req.Body != nil {
+			req.Body.Close()
+		}
+		return nil, err
+	}
+	address, err := e.below(op, req.URL)
+	if err != nil {
+		return unsent(err)
+	}
+	held, err := e.l.hold(ActivityEndpoint, op)
+	if err != nil {
+		return unsent(err)
+	}
+	ctx, cancel := e.l.whileOpen(req.Context())
+	resp, failure := e.send(ctx, op, req, address)
+	if failure != nil {
+		cancel()
+		held.end()
+		failure.Sandbox = e.l.ref.Sandbox
+		return nil, e.l.orClosed(failure)
+	}
+	resp.Request = req // and not the one with the token
+	open := &openReply{e: e, caller: req.Context(), body: resp.Body, cancel: cancel, held: held}
+	if socket, ok := resp.Body.(io.Writer); ok && resp.StatusCode == http.StatusSwitchingProtocols {
+		// The context bounded the opening of it, and nothing more.
+		open.caller = context.WithoutCancel(req.Context())
+		var forget context.CancelFunc
+		ctx, forget = e.l.whileOpen(open.caller)
+		open.cancel = func() { forget(); cancel() }
+		open.watch(ctx)
+		resp.Body = &openSocket{open, socket}
+		return resp, nil
+	}
+	open.watch(ctx)
+	resp.Body = open
+	return resp, nil
+}
+
+// below returns the address of a request, which must be the endpoint's origin.
+func (e *Endpoint) below(op string, u *url.URL) (*url.URL, error) {
+	var p problems
+	if u == nil || u.Scheme != e.address.Scheme || !strings.EqualFold(u.Host, e.address.Host) || u.User != nil {
+		p.add("URL", "is not of the endpoint: its token goes nowhere else")
+		return nil, p.err(op)
+	}
+	at := *u
+	at.Fragment, at.RawFragment = "", ""
+	if base := e.address.Path; base != "" && at.Path != base && !strings.HasPrefix(at.Path, base+"/") {
+		at.Path = base + "/" + strings.TrimPrefix(at.Path, "/")
+		if at.RawPath != "" {
+			at.RawPath = base + "/" + strings.TrimPrefix(at.RawPath, "/")
+		}
+	}
+	return &at, nil
+}
+
+// send sends the request, and once more with a new token where the first was refused.
+func (e *Endpoint) send(ctx context.Context, op string, req *http.Request, address *url.URL) (*http.Response, *Error) {
+	grant := e.grant.Load()
+	out := req.Clone(ctx)
+	out.URL = address
+	resp, err := e.l.client.Preview(out, grant.token)
+	if !refusedToken(err) {
+		return resp, previewFailure(op, err)
+	}
+	fresh, failure := e.refresh(ctx, op, grant)
+	switch {
+	case failure != nil:
+		return nil, failure
+	case fresh.token == grant.token:
+		return nil, previewFailure(op, err)
+	}
+	out = req.Clone(ctx)
+	out.URL = address
+	if req.Body != nil && req.Body != http.NoBody {
+		if req.GetBody == nil {
+			failure := previewFailure(op, err)
+			failure.Retryable, failure.Message = true, "the token was replaced, and the request's body cannot be sent again: nothing of it arrived"
+			return nil, failure
+		}
+		if out.Body, err = req.GetBody(); err != nil {
+			return nil, &Error{Op: op, Kind: KindIO, Dispatched: DispatchedNo, Message: "the request's body could not be read again", cause: err}
+		}
+	}
+	resp, err = e.l.client.Preview(out, fresh.token)
+	return resp, previewFailure(op, err)
+}
+
+// refusedToken reports that the provider's proxy refused the token: the request did not reach the service.
+func refusedToken(err error) bool {
+	remote, ok := err.(*daytona.Error)
+	return ok && remote.Unauthorized()
+}
+
+func previewFailure(op string, err error) *Error {
+	e := failed(op, err)
+	if e != nil && e.Kind == KindAuth {
+		e.Phase, e.Message = PhasePreview, "the provider refuses the endpoint's token"
+	}
+	return e
+}
+
+// openReply is the body of a reply, which counts as use of the lease until it ends.
+type openReply struct {
+	e      *Endpoint
+	caller context.Context // that bounds it, as the caller gave it
+	body   io.ReadCloser
+	cancel context.CancelFunc
+	held   *holding
+
+	mu     sync.Mutex
+	ended  bool
+	disarm func() bool
+}
+
+// watch ends the reply with ctx: the caller's, or the lease's time. Without a reader nobody else would.
+func (r *openReply) watch(ctx context.Context) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.disarm = context.AfterFunc(ctx, func() {
+		if _, socket := r.body.(io.Writer); socket {
+			r.body.Close() // an upgraded connection does not listen to its context
+		}
+		r.end()
+	})
+}
+
+// end says that nothing more will be read.
+func (r *openReply) end() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ended {
+		return
+	}
+	r.ended = true
+	r.disarm()
+	r.cancel()
+	r.held.end()
+}
+
+func (r *openReply) Read(p []byte) (int, error) {
+	n, err := r.body.Read(p)
+	return n, r.failed(err)
+}
+
+func (r *openReply) Close() error {
+	err := r.failed(r.body.Close())
+	r.end()
+	return err
+}
+
+// failed ends the reply with the error of its body, and says why.
+func (r *openReply) failed(err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case err == io.EOF:
+		r.end()
+		return err
+	}
+	const op = "endpoint reply"
+	failure := &Error{Op: op, Kind: KindUnavailable, Dispatched: DispatchedYes, Message: "the connection broke before the whole reply"}
+	if r.caller.Err() != nil {
+		failure = failed(op, ctxError(r.caller))
+		failure.Dispatched = DispatchedYes
+	}
+	failure.Sandbox = r.e.l.ref.Sandbox
+	failure = r.e.l.orClosed(failure)
+	r.end()
+	return failure
+}
+
+// openSocket is the connection behind a WebSocket.
+type openSocket struct {
+	*openReply
+	socket io.Writer
+}
+
+func (s *openSocket) Write(p []byte) (int, error) {
+	n, err := s.socket.Write(p)
+	return n, s.failed(err)
+}
+
+// WebSocketOptions change what [Endpoint.DialWebSocket] does. The zero value opens a socket for binary messages.
+type WebSocketOptions struct {
+	Header       http.Header // further headers of the handshake
+	Subprotocols []string    // offered, in the order of preference
+	Text         bool        // messages are text, in UTF-8, rather than binary
+}
+
+// WebSocket is an open WebSocket as a stream: each Write is one message, and Read reads on from one message to the next. A
+// message of the other type than was asked for ends it. Reads and writes may overlap; a deadline that passes ends it.
+// Read ends with io.EOF when the service closed it regularly (1000 or 1001), and with [ErrClosed] when the lease was given
+// back.
+type WebSocket struct {
+	net.Conn
+	subprotocol string
+	e           *Endpoint
+}
+
+// Subprotocol returns the one that the service chose; empty: none.
+func (w *WebSocket) Subprotocol() string { return w.subprotocol }
+
+// DialWebSocket opens a WebSocket to the service: path is relative to the endpoint, and may have a query. ctx bounds the
+// opening. The WebSocket must be closed, which waits up to five seconds for the service to agree.
+//
+// A package of the caller's can be used instead: one that takes an [http.Client] with [Endpoint.Client], any other with
+// [Endpoint.WebSocketURL] and [Endpoint.SecretHeader].
+func (e *Endpoint) DialWebSocket(ctx context.Context, path string, options WebSocketOptions) (*WebSocket, error) {
+	const op = "endpoint websocket"
+	ref, err := url.Parse(path)
+	if err != nil || ref.Scheme != "" || ref.Host != "" || ref.User != nil || ref.Fragment != "" || ref.Opaque != "" {
+		var p problems
+		p.add("path", "is not a path with at most a query")
+		return nil, p.err(op)
+	}
+	at := e.URL()
+	if ref.Path != "" {
+		at = at.JoinPath(ref.EscapedPath())
+	}
+	at.RawQuery = ref.RawQuery
+	conn, subprotocol, err := daytona.DialSocket(ctx, e.Transport(), at.String(), daytona.SocketRequest{
+		Header: options.Header, Subprotocols: options.Subprotocols, Text: options.Text,
+	})
+	if err != nil {
+		failure := failed(op, err)
+		if remote, ok := err.(*daytona.Error); ok && remote.Reason == daytona.ReasonStatus {
+			failure = &Error{Op: op, Kind: KindRefused, HTTPStatus: remote.Status, Dispatched: DispatchedYes, Message: "the service did not open a WebSocket"}
+		}
+		failure.Op, failure.Sandbox = op, e.l.ref.Sandbox
+		return nil, failure
+	}
+	return &WebSocket{Conn: conn, subprotocol: subprotocol, e: e}, nil
+}
+
+// Close closes it regularly. It may be called twice.
+func (w *WebSocket) Close() error {
+	w.Conn.Close() // whatever the service thinks of it, the connection is freed
+	return nil
+}
+
+// Read reads from the messages of the service.
+func (w *WebSocket) Read(p []byte) (int, error) {
+	n, err := w.Conn.Read(p)
+	return n, w.failed(err)
+}
+
+// Write sends one message.
+func (w *WebSocket) Write(p []byte) (int, error) {
+	n, err := w.Conn.Write(p)
+	return n, w.failed(err)
+}
+
+func (w *WebSocket) failed(err error) error {
+	if err == nil || err == io.EOF && w.e.l.open.Err() == nil {
+		return err
+	}
+	failure := failed("endpoint websocket", err)
+	failure.Sandbox = w.e.l.ref.Sandbox
+	return w.e.l.orClosed(failure)
+}
