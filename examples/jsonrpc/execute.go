@@ -70,7 +70,7 @@ func (w *worker) execute(ctx context.Context, c call, p executeParams) (any, err
 	done(result)
 	out.end()
 
-	answer := executeResult{TimedOut: result.TimedOut, Stdout: out.stdout.text.String(), Stderr: out.stderr.text.String()}
+	answer := executeResult{TimedOut: result.TimedOut, Stdout: out.stdout.kept.String(), Stderr: out.stderr.kept.String()}
 	answer.Metadata = map[string]any{
 		"provider": driverKey, "durationMs": result.Duration.Milliseconds(), "commandExitConfirmed": result.Exited,
 		"outputComplete": result.Complete && !out.truncated, "stdoutBytes": result.StdoutSize, "stderrBytes": result.StderrSize,

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
 	"maps"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -16,6 +18,39 @@ import (
 type testHost interface {
 	// call makes a call, and returns its result, and for environmentExecute what was streamed before it.
 	call(t testing.TB, method string, params any) (json.RawMessage, []executeLog, *rpcError)
+
+	// openDuplex and openLogin open a session as a host does, with the company's own route.
+	openDuplex(t testing.TB, input object) (*testSession, *rpcError)
+	openLogin(t testing.TB, input object) (*testSession, *rpcError)
+}
+
+// testSession is a terminal or channel, as a host has it.
+type testSession struct {
+	events      <-chan sessionEvent
+	write       func(data []byte)
+	stop, close func()
+}
+
+type sessionEvent struct {
+	data []byte
+	exit json.RawMessage // of the last event
+}
+
+// until returns what the session printed up to where it holds want, or to its end, and how that was.
+func (s *testSession) until(t testing.TB, want string) (got string, exit string) {
+	t.Helper()
+	late := time.After(30 * time.Second)
+	for want == "" || !strings.Contains(got, want) {
+		select {
+		case e := <-s.events:
+			if got += string(e.data); e.exit != nil {
+				return got, string(e.exit)
+			}
+		case <-late:
+			t.Fatalf("the session printed %.200q, and not %q or its end", got, want)
+		}
+	}
+	return got, ""
 }
 
 // must makes a call that succeeds.
@@ -100,8 +135,8 @@ type pipeHost struct {
 	last    int
 	replies map[string]chan message
 	logs    map[string][]executeLog // by invocation
-	notes   chan message            // other notifications
-	watch   func(executeLog)        // called with the next chunk
+	routes  map[string]chan sessionEvent
+	watch   func(executeLog) // called with the next chunk
 }
 
 func quietLog() *slog.Logger { return slog.New(slog.DiscardHandler) }
@@ -112,7 +147,7 @@ func startWorker(t testing.TB, prepare func(*worker)) *pipeHost {
 	out, workerOut := io.Pipe()
 	h := &pipeHost{
 		in: in, served: make(chan error, 1), replies: make(map[string]chan message), logs: make(map[string][]executeLog),
-		notes: make(chan message, 10_000),
+		routes: make(map[string]chan sessionEvent),
 	}
 	w := newWorker(workerOut, options{localDir: t.TempDir(), log: quietLog()})
 	if prepare != nil {
@@ -159,8 +194,9 @@ func (h *pipeHost) read(t testing.TB, r *lineReader) {
 				h.watch(chunk)
 				h.watch = nil
 			}
-		case m.Method != "":
-			h.notes <- m
+		case strings.HasPrefix(m.Method, "duplexChannel."), strings.HasPrefix(m.Method, "loginPty."):
+			h.route(t, m)
+		case m.Method != "": // for the host's log
 		default:
 			h.replies[string(m.ID)] <- m
 		}
@@ -175,7 +211,87 @@ func (h *pipeHost) onLog(f func(executeLog)) {
 	h.watch = f
 }
 
+func (h *pipeHost) route(t testing.TB, m message) {
+	var p struct {
+		Route string `json:"hostRouteId"`
+		ID    string `json:"workerSessionId"`
+		Chunk string
+	}
+	_ = json.Unmarshal(m.Params, &p)
+	event := sessionEvent{data: []byte(p.Chunk)}
+	switch m.Method {
+	case "duplexChannel.data":
+		decoded, err := base64.StdEncoding.DecodeString(p.Chunk)
+		if err != nil {
+			t.Error(err)
+		}
+		event.data = decoded
+	case "duplexChannel.exit", "loginPty.exit":
+		event = sessionEvent{exit: m.Params}
+	}
+	if p.ID == "" || h.routes[p.Route] == nil {
+		t.Errorf("%s for an unknown session: %s", m.Method, m.Params)
+		return
+	}
+	h.routes[p.Route] <- event
+}
+
+func (h *pipeHost) openDuplex(t testing.TB, input object) (*testSession, *rpcError) {
+	return h.open(t, "duplexChannel", input, "Write", func(data []byte) any { return data })
+}
+
+func (h *pipeHost) openLogin(t testing.TB, input object) (*testSession, *rpcError) {
+	return h.open(t, "loginPty", input, "Input", func(data []byte) any { return string(data) })
+}
+
+func (h *pipeHost) open(t testing.TB, prefix string, input object, write string, encode func([]byte) any) (*testSession, *rpcError) {
+	t.Helper()
+	events := make(chan sessionEvent, 10_000)
+	h.mu.Lock()
+	route := prefix + "-" + strconv.Itoa(len(h.routes))
+	h.routes[route] = events
+	h.mu.Unlock()
+	params := object{"hostRouteId": route}
+	maps.Copy(params, input)
+	raw, _, failed := h.call(t, prefix+"Open", params)
+	if failed != nil {
+		return nil, failed
+	}
+	var opened duplexPair
+	if err := json.Unmarshal(raw, &opened); err != nil || opened.ID == "" || prefix == "duplexChannel" && opened.Route != route {
+		t.Fatalf("%sOpen = %s, want both names", prefix, raw)
+	}
+	pair := object{"hostRouteId": route, "workerSessionId": opened.ID}
+	return &testSession{
+		events: events,
+		write: func(data []byte) {
+			h.send(t, prefix+write, object{"hostRouteId": route, "workerSessionId": opened.ID, "data": encode(data)})
+		},
+		stop: func() { must[any](t, h, prefix+"Stop", pair) },
+		close: func() {
+			if got := must[duplexPair](t, h, prefix+"Close", object{"hostRouteId": route}); got.Route != route || prefix == "duplexChannel" && got.ID != opened.ID {
+				t.Errorf("close = %+v, want %v", got, pair)
+			}
+		},
+	}, nil
+}
+
 func (h *pipeHost) call(t testing.TB, method string, params any) (json.RawMessage, []executeLog, *rpcError) {
+	t.Helper()
+	id, reply := h.send(t, method, params)
+	select {
+	case m := <-reply:
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return m.Result, h.logs["i-"+id], m.Error
+	case <-time.After(time.Minute):
+		t.Fatalf("%s was not answered", method)
+	}
+	return nil, nil, nil
+}
+
+// send sends a request, and returns what its reply will come on.
+func (h *pipeHost) send(t testing.TB, method string, params any) (string, <-chan message) {
 	t.Helper()
 	encoded, err := json.Marshal(params)
 	if err != nil {
@@ -191,13 +307,5 @@ func (h *pipeHost) call(t testing.TB, method string, params any) (json.RawMessag
 	if _, err := h.in.Write(append(line, '\n')); err != nil {
 		t.Fatal(err)
 	}
-	select {
-	case m := <-reply:
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		return m.Result, h.logs["i-"+id], m.Error
-	case <-time.After(time.Minute):
-		t.Fatalf("%s was not answered", method)
-	}
-	return nil, nil, nil
+	return id, reply
 }

@@ -30,7 +30,7 @@ type publishedHost struct {
 	last    int
 	replies map[int]chan driverLine
 	logs    map[int][]executeLog
-	session map[string]chan driverLine
+	session map[string]chan sessionEvent
 	seen    []driverLine // events
 }
 
@@ -103,7 +103,7 @@ func startPublishedHost(t *testing.T, dir string) *publishedHost {
 	_ = tell.Close()
 	h := &publishedHost{
 		cmd: cmd, in: in, log: log, began: time.Now(),
-		replies: make(map[int]chan driverLine), logs: make(map[int][]executeLog), session: make(map[string]chan driverLine),
+		replies: make(map[int]chan driverLine), logs: make(map[int][]executeLog), session: make(map[string]chan sessionEvent),
 	}
 	deadline := time.AfterFunc(2*time.Minute, func() { _ = cmd.Process.Kill() })
 	read := make(chan struct{})
@@ -144,7 +144,7 @@ func (h *publishedHost) read(told io.Reader) {
 		case line.Log != 0:
 			h.logs[line.Log] = append(h.logs[line.Log], executeLog{line.Stream, line.Chunk})
 		case line.Session != "":
-			h.session[line.Session] <- line
+			h.session[line.Session] <- sessionEvent{line.Data, line.Exit}
 		case line.Event != "":
 			h.seen = append(h.seen, line)
 		default:
@@ -227,6 +227,37 @@ func (h *publishedHost) call(t testing.TB, method string, params any) (json.RawM
 	return line.Result, h.logs[id], line.Error
 }
 
+func (h *publishedHost) openDuplex(t testing.TB, input object) (*testSession, *rpcError) {
+	return h.open(t, "openDuplex", input, func(data []byte) object { return object{"data": data} })
+}
+
+func (h *publishedHost) openLogin(t testing.TB, input object) (*testSession, *rpcError) {
+	return h.open(t, "openLogin", input, func(data []byte) object { return object{"text": string(data)} })
+}
+
+func (h *publishedHost) open(t testing.TB, command string, input object, encode func([]byte) object) (*testSession, *rpcError) {
+	t.Helper()
+	events := make(chan sessionEvent, 10_000)
+	h.mu.Lock()
+	name := fmt.Sprintf("%s-%d", command, len(h.session))
+	h.session[name] = events
+	h.mu.Unlock()
+	_, reply := h.do(t, command, object{"name": name, "input": input})
+	if line := h.end(t, command, reply); line.Error != nil {
+		return nil, line.Error
+	}
+	on := func(command string, more object) {
+		more["name"] = name
+		h.done(t, command, more)
+	}
+	return &testSession{
+		events: events,
+		write:  func(data []byte) { on("write", encode(data)) },
+		stop:   func() { on("kill", object{}) },
+		close:  func() { on("close", object{}) },
+	}, nil
+}
+
 // startWorker has the host start the worker, and returns its process id.
 func (h *publishedHost) startWorker(t testing.TB, binary, sandboxes string) (pid int, supported []string) {
 	t.Helper()
@@ -255,9 +286,10 @@ func TestPublishedHost(t *testing.T) {
 func hostLife(t *testing.T, h *publishedHost, binary string) {
 	pid, supported := h.startWorker(t, binary, t.TempDir())
 
-	want := slices.DeleteFunc(methodNames(), func(name string) bool { return name == "initialize" })
-	if !slices.Equal(supported, want) {
-		t.Errorf("supported methods\n%q, want\n%q", supported, want)
+	for _, want := range []string{"environmentExecute", "environmentSyncIn", "environmentStopLease", "loginPtyInput", "duplexChannelWrite", "shutdown"} {
+		if !slices.Contains(supported, want) {
+			t.Errorf("supported methods %q, want %s among them", supported, want)
+		}
 	}
 	if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil && exe != binary {
 		t.Errorf("process %d runs %s, want %s: the entry became the worker", pid, exe, binary)
@@ -266,6 +298,10 @@ func hostLife(t *testing.T, h *publishedHost, binary string) {
 		t.Errorf("health = %+v", got)
 	}
 	t.Run("Checks", func(t *testing.T) { checkWorker(t, h) })
+	var now struct{ PID int }
+	if state := h.done(t, "state", nil); json.Unmarshal(state, &now) != nil || now.PID != pid {
+		t.Errorf("after the checks: %s, want process %d still: what the host takes for a violation, it answers by killing the worker", state, pid)
+	}
 	t.Run("HostTimeout", func(t *testing.T) { checkHostTimeout(t, h) })
 	t.Run("TwoCompanies", func(t *testing.T) { checkTwoCompanies(t, h) })
 
@@ -277,16 +313,6 @@ func hostLife(t *testing.T, h *publishedHost, binary string) {
 	if got := h.events("exit"); !strings.Contains(got, `"code":0`) {
 		t.Errorf("exit events %s, want one with code 0", got)
 	}
-}
-
-func methodNames() []string {
-	w := newWorker(io.Discard, options{log: quietLog()})
-	var names []string
-	for name := range w.server.methods {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	return names
 }
 
 func (h *publishedHost) events(name string) string {

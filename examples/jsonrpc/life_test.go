@@ -22,6 +22,7 @@ func checkWorker(t *testing.T, h testHost) {
 	t.Run("Life", func(t *testing.T) { t.Parallel(); checkLife(t, h) })
 	t.Run("Sync", func(t *testing.T) { t.Parallel(); checkSync(t, h) })
 	t.Run("Isolation", func(t *testing.T) { t.Parallel(); checkIsolation(t, h) })
+	t.Run("Sessions", func(t *testing.T) { t.Parallel(); checkSessions(t, h) })
 	t.Run("Refusals", func(t *testing.T) { t.Parallel(); checkRefusals(t, h) })
 }
 

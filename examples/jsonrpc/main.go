@@ -48,6 +48,7 @@ type worker struct {
 	providers  providers
 	leases     leaseTable
 	executions executions
+	sessions   sessions
 	ending     func() // called when the end begins
 }
 
@@ -55,7 +56,7 @@ func newWorker(out io.Writer, o options) *worker {
 	w := &worker{options: o, ending: func() {}}
 	w.providers.open = w.openProvider
 	w.server = &server{out: &lineWriter{w: out}, log: o.log, unavailable: make(map[string]bool)}
-	w.server.methods = w.methods()
+	w.server.methods, w.server.ordered = w.methods(), w.orderedMethods()
 	for _, name := range unavailable {
 		w.server.unavailable[name] = true
 	}
@@ -65,9 +66,8 @@ func newWorker(out io.Writer, o options) *worker {
 // serve answers the host until it asks for the end, its side of the input closes, or ctx ends. Leases outlive the
 // worker: what the host did not give back is the host's to resume or destroy.
 func (w *worker) serve(ctx context.Context, in io.Reader) error {
-	return w.server.serve(ctx, in, func() {
-		w.ending()
-	}, func() {
-		w.providers.close(context.Background()) // not before: commands that nobody waits for are still being stopped
+	return w.server.serve(ctx, in, w.ending, func() { // not before the methods have ended: some still stop commands
+		w.sessions.closeAll()
+		w.providers.close(context.Background())
 	})
 }

@@ -8,6 +8,9 @@ import (
 	"time"
 )
 
+// hostClose is what the host grants the close of a session.
+const hostClose = 10 * time.Second
+
 // driverKey is the key under which the manifest registers the driver.
 const driverKey = "leasehold"
 
@@ -29,9 +32,25 @@ func (w *worker) methods() map[string]method {
 		"environmentSyncIn":           environmentCall(w, settings.deadline, w.syncIn),
 		"environmentSyncOut":          environmentCall(w, settings.deadline, w.syncOut),
 
+		"loginPtyOpen":  plain(hostDefault, w.openLogin),
+		"loginPtyStop":  plain(hostDefault, w.stopLogin),
+		"loginPtyClose": plain(hostClose, w.closeLogin),
+
+		"duplexChannelOpen":  plain(hostDefault, w.openDuplex),
+		"duplexChannelStop":  plain(hostDefault, w.stopDuplex),
+		"duplexChannelClose": plain(hostClose, w.closeDuplex),
+
 		// Newer hosts only.
 		"environmentStopLease":       environmentCall(w, atMost(60*time.Second), w.stop),
 		"environmentCancelExecution": environmentCall(w, atMost(hostDefault), w.cancelExecution),
+	}
+}
+
+// orderedMethods are those whose calls must take effect in the order in which they came.
+func (w *worker) orderedMethods() map[string]orderedMethod {
+	return map[string]orderedMethod{
+		"loginPtyInput":      queued(w.typeLogin),
+		"duplexChannelWrite": queued(w.writeDuplex),
 	}
 }
 
@@ -47,7 +66,9 @@ var unavailable = []string{
 
 // initialize answers the host's first call with the list of methods.
 func (w *worker) initialize(context.Context, json.RawMessage) (any, error) {
-	supported := slices.DeleteFunc(slices.Sorted(maps.Keys(w.server.methods)), func(name string) bool { return name == "initialize" })
+	supported := append(slices.Collect(maps.Keys(w.server.methods)), slices.Collect(maps.Keys(w.server.ordered))...)
+	supported = slices.DeleteFunc(append(supported, "shutdown"), func(name string) bool { return name == "initialize" })
+	slices.Sort(supported)
 	return map[string]any{"ok": true, "supportedMethods": supported}, nil
 }
 

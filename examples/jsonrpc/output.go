@@ -1,8 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"context"
+	"slices"
+	"strings"
 	"unicode/utf8"
 )
 
@@ -34,41 +35,55 @@ func newOutput(send func(stream, chunk string)) *output {
 
 // end sends what still waits for the rest of a character that never came.
 func (o *output) end() {
-	o.stdout.flush(len(o.stdout.pending))
-	o.stderr.flush(len(o.stderr.pending))
+	for _, s := range []*stream{&o.stdout, &o.stderr} {
+		s.take(s.decoder.rest())
+	}
 }
 
-// stream turns bytes into text. What is no UTF-8 becomes U+FFFD: the protocol knows no bytes here.
 type stream struct {
 	of      *output
 	send    func(chunk string)
-	pending []byte // the beginning of a character, of at most three bytes
-	text    bytes.Buffer
+	decoder text
+	kept    strings.Builder
 }
 
 func (s *stream) Write(p []byte) (int, error) {
-	for rest := p; len(rest) > 0; {
-		n := min(len(rest), maxChunk-len(s.pending))
-		s.pending = append(s.pending, rest[:n]...)
-		rest = rest[n:]
-		s.flush(whole(s.pending))
+	for part := range slices.Chunk(p, maxChunk) {
+		s.take(s.decoder.add(part))
 	}
 	return len(p), nil
 }
 
-// flush sends and keeps the first n bytes of what is pending.
-func (s *stream) flush(n int) {
-	if n == 0 {
+func (s *stream) take(chunk string) {
+	if chunk == "" {
 		return
 	}
-	chunk := bytes.ToValidUTF8(s.pending[:n], []byte("\uFFFD"))
-	s.pending = append(s.pending[:0], s.pending[n:]...)
-	s.send(string(chunk))
+	s.send(chunk)
 	if s.of.captured += jsonSize(chunk); s.of.captured > maxCaptured {
 		s.of.truncated = true
 		return
 	}
-	s.text.Write(chunk)
+	s.kept.WriteString(chunk)
+}
+
+// text turns pieces of bytes into pieces of text. What is no UTF-8 becomes U+FFFD: the protocol knows no bytes here.
+type text struct {
+	pending []byte // the beginning of a character, of at most three bytes
+}
+
+// add returns what is whole.
+func (t *text) add(p []byte) string {
+	all := append(t.pending, p...)
+	n := whole(all)
+	t.pending = slices.Clone(all[n:])
+	return strings.ToValidUTF8(string(all[:n]), "\uFFFD")
+}
+
+// rest returns what never became whole.
+func (t *text) rest() string {
+	rest := strings.ToValidUTF8(string(t.pending), "\uFFFD")
+	t.pending = nil
+	return rest
 }
 
 // whole returns how many bytes of p come before a character whose end is not there yet.
@@ -84,11 +99,11 @@ func whole(p []byte) int {
 	return len(p)
 }
 
-// jsonSize bounds the length of valid UTF-8 in a JSON string.
-func jsonSize(text []byte) int {
+// jsonSize bounds the length of text in a JSON string.
+func jsonSize(text string) int {
 	size := len(text)
-	for _, b := range text {
-		if b < ' ' || b == '"' || b == '\\' || b == '<' || b == '>' || b == '&' || b == 0x7f || b == 0xe2 {
+	for i := range len(text) {
+		if b := text[i]; b < ' ' || b == '"' || b == '\\' || b == '<' || b == '>' || b == '&' || b == 0x7f || b == 0xe2 {
 			size += 5
 		}
 	}

@@ -36,10 +36,21 @@ type invocationKey struct{}
 // method serves one request. Its context ends with the connection; a method sets its own deadline.
 type method func(ctx context.Context, params json.RawMessage) (any, error)
 
+// orderedMethod serves one request of those that take effect in the order in which they come. It is called by the reader
+// of the connection, and must not wait; what it returns is called as a method is.
+type orderedMethod func(params json.RawMessage) func(context.Context) (any, error)
+
+// then is a result, and what is to be done once it was sent.
+type then struct {
+	result any
+	do     func()
+}
+
 // server answers the requests of one connection, each in a goroutine of its own: the host sends many at a time, and
 // expects a short one to overtake a long one.
 type server struct {
 	methods map[string]method
+	ordered map[string]orderedMethod
 	// unavailable are methods that the protocol knows and this worker does not have.
 	unavailable map[string]bool
 	out         *lineWriter
@@ -123,8 +134,13 @@ func (s *server) accept(ctx context.Context, line []byte) (goodbye json.RawMessa
 	if m.Invocation != nil {
 		ctx = context.WithValue(ctx, invocationKey{}, m.Invocation.ID)
 	}
+	serve := s.methods[m.Method]
+	if ordered := s.ordered[m.Method]; ordered != nil {
+		rest := ordered(m.Params)
+		serve = func(ctx context.Context, _ json.RawMessage) (any, error) { return rest(ctx) }
+	}
 	s.handlers.Go(func() {
-		result, err := s.call(ctx, m.Method, m.Params)
+		result, err := s.call(ctx, serve, m)
 		s.reply(m.ID, result, err)
 	})
 	return nil
@@ -133,25 +149,28 @@ func (s *server) accept(ctx context.Context, line []byte) (goodbye json.RawMessa
 // validID refuses objects, lists and truth values.
 func validID(id json.RawMessage) bool { return !bytes.ContainsAny(id[:1], "{[tf") }
 
-func (s *server) call(ctx context.Context, name string, params json.RawMessage) (result any, err error) {
+func (s *server) call(ctx context.Context, serve method, m message) (result any, err error) {
 	defer func() {
 		if recover() != nil { // the value may hold anything, and the host shows standard error to its users
-			s.log.Error("a method panicked", "method", name, "stack", string(debug.Stack()))
-			result, err = nil, &rpcError{Code: codeWorker, Message: name + " failed inside the worker"}
+			s.log.Error("a method panicked", "method", m.Method, "stack", string(debug.Stack()))
+			result, err = nil, &rpcError{Code: codeWorker, Message: m.Method + " failed inside the worker"}
 		}
 	}()
-	serve, ok := s.methods[name]
 	switch {
-	case ok:
-		return serve(ctx, params)
-	case s.unavailable[name]:
-		return nil, &rpcError{Code: codeNotImplemented, Message: name + " is not implemented by this worker"}
+	case serve != nil:
+		return serve(ctx, m.Params)
+	case s.unavailable[m.Method]:
+		return nil, &rpcError{Code: codeNotImplemented, Message: m.Method + " is not implemented by this worker"}
 	}
-	return nil, &rpcError{Code: codeMethodNotFound, Message: "unknown method: " + name}
+	return nil, &rpcError{Code: codeMethodNotFound, Message: "unknown method: " + m.Method}
 }
 
 func (s *server) reply(id json.RawMessage, result any, err error) {
 	m := message{JSONRPC: "2.0", ID: id}
+	if t, ok := result.(then); ok {
+		defer t.do()
+		result = t.result
+	}
 	if err != nil {
 		m.Error = toRPC(err)
 	} else if encoded, err := json.Marshal(result); err != nil {

@@ -19,6 +19,7 @@ export default {
       displayName: "Leasehold (Daytona)",
       description: "A Daytona sandbox for each run.",
       supportsReusableLeases: true,
+      supportsLoginPty: true,
       sandboxCapabilities: {
         reusableLeases: true,
         nativeSyncIn: true,
@@ -27,6 +28,7 @@ export default {
         independentControlCommands: true,
         incrementalSessionOutput: true,
         concurrentSyncOperations: true,
+        duplexCommandStream: true,
       },
       configSchema: {
         type: "object",
