@@ -5,7 +5,7 @@ import (
 	"iter"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -280,10 +280,10 @@ func (p *provider) requested(ctx context.Context, r daytona.Request) (end func(s
 // holding is something that is open on a lease. It ends once, by end or by leave; what is called after that does nothing.
 type holding struct {
 	l     *Lease
-	entry *activityEntry
 	kind  ActivityKind
 	op    string
-	once  sync.Once
+	entry activityEntry
+	over  atomic.Bool
 }
 
 // hold counts something that is open on the lease, such as a terminal, until it ends. Whoever opens something calls it
@@ -302,24 +302,26 @@ func (l *Lease) hold(kind ActivityKind, op string) (*holding, error) {
 		return nil, &Error{Op: op, Kind: KindClosed, Sandbox: l.ref.Sandbox, Dispatched: DispatchedNo, Message: "the lease was given back"}
 	}
 	l.active++
-	return &holding{l: l, entry: l.about.Begin(string(kind), op), kind: kind, op: op}, nil
+	h := &holding{l: l, kind: kind, op: op}
+	l.about.BeginIn(&h.entry, string(kind), op)
+	return h, nil
 }
 
 // end says that nothing is left.
 func (h *holding) end() {
-	h.once.Do(func() {
+	if !h.over.Swap(true) {
 		h.entry.End() // before the lease is drained: then nothing of it must void the proof
 		h.l.end()
-	})
+	}
 }
 
 // leave says that something may go on in the sandbox. The id tells it from others of its kind.
 func (h *holding) leave(id string) {
-	h.once.Do(func() {
+	if !h.over.Swap(true) {
 		h.l.about.Mark(string(h.kind), h.op, id, h.l.ref.target()) // first: there is no moment without it
 		h.entry.End()
 		h.l.end()
-	})
+	}
 }
 
 // ended says that what was left under this id, by this host, has been seen to end.

@@ -464,6 +464,7 @@ func (c *console) close(ctx context.Context) error {
 		err = removePTY(ctx, c.l, c.box, c.op, c.name)
 	}
 	if c.removed = err == nil; c.removed {
+		c.held.ended(c.name) // by an earlier close, or by another one's leaving, it may have been left
 		c.held.end()
 	} else {
 		c.held.leave(c.name)

@@ -52,19 +52,27 @@ type stripe[S comparable, D any] struct {
 	_     [48]byte
 }
 
-// scope counts what begins and ends in it.
-type scope struct {
-	changes atomic.Uint64
-	active  atomic.Int64
-}
+// tally counts, in one word, the entries that are under way, but for observers, and the changes: what began, ended, was
+// marked or unmarked. Two that are equal have seen nothing in between.
+type tally struct{ atomic.Uint64 }
+
+const (
+	oneActive = 1
+	oneChange = 1 << 24
+)
+
+// active returns how many entries a tally's value counts.
+func active(value uint64) uint64 { return value % oneChange }
+
+// scope is what subjects have in common.
+type scope struct{ tally }
 
 // Subject is what activities are of. There is one for each scope and name, for as long as anybody knows it.
 type Subject[S comparable, D any] struct {
-	t       *Tracker[S, D]
-	key     subjectKey[S]
-	scope   *scope
-	changes atomic.Uint64 // begins and ends, but those of observers
-	active  atomic.Int64  // entries, but observers
+	t     *Tracker[S, D]
+	key   subjectKey[S]
+	scope *scope
+	tally tally
 }
 
 // Entry is something under way.
@@ -135,27 +143,37 @@ func (t *Tracker[S, D]) sweep() {
 }
 
 // Begin counts something under way, until [Entry.End].
-func (s *Subject[S, D]) Begin(kind, op string) *Entry[S, D] { return s.begin(kind, op, false) }
+func (s *Subject[S, D]) Begin(kind, op string) *Entry[S, D] {
+	e := new(Entry[S, D])
+	s.BeginIn(e, kind, op)
+	return e
+}
+
+// BeginIn does what Begin does in the memory of the caller, who does not touch it before the end.
+func (s *Subject[S, D]) BeginIn(e *Entry[S, D], kind, op string) { s.begin(e, kind, op, false) }
 
 // Observe counts a look at the subject, which voids no evidence: it is what the evidence is for.
-func (s *Subject[S, D]) Observe(kind, op string) *Entry[S, D] { return s.begin(kind, op, true) }
+func (s *Subject[S, D]) Observe(kind, op string) *Entry[S, D] {
+	e := new(Entry[S, D])
+	s.begin(e, kind, op, true)
+	return e
+}
 
-func (s *Subject[S, D]) begin(kind, op string, observer bool) *Entry[S, D] {
+func (s *Subject[S, D]) begin(e *Entry[S, D], kind, op string, observer bool) {
 	t := s.t
-	e := &Entry[S, D]{subject: s, kind: kind, op: op, since: time.Since(t.epoch), observer: observer, stripe: &t.stripes[rand.Uint32()%stripeCount]}
+	e.subject, e.kind, e.op, e.observer = s, kind, op, observer
+	e.since, e.stripe = time.Since(t.epoch), &t.stripes[rand.Uint32()%stripeCount]
+	e.ended.Store(false)
 	e.stripe.mu.Lock()
 	t.add(1)
 	if !observer {
-		s.active.Add(1)
-		s.scope.active.Add(1)
-		s.changed()
+		s.count(oneChange + oneActive)
 	}
 	if e.next = e.stripe.first; e.next != nil {
 		e.next.prev = e
 	}
 	e.stripe.first = e
 	e.stripe.mu.Unlock()
-	return e
 }
 
 // End says that it is over. It may be called more than once.
@@ -174,9 +192,7 @@ func (e *Entry[S, D]) End() {
 	}
 	e.prev, e.next = nil, nil
 	if !e.observer {
-		e.subject.changed()
-		e.subject.scope.active.Add(-1)
-		e.subject.active.Add(-1)
+		e.subject.count(oneChange - oneActive)
 	}
 	e.subject.t.add(-1)
 	e.stripe.mu.Unlock()
@@ -185,9 +201,9 @@ func (e *Entry[S, D]) End() {
 // Subject returns what the entry is of.
 func (e *Entry[S, D]) Subject() *Subject[S, D] { return e.subject }
 
-func (s *Subject[S, D]) changed() {
-	s.changes.Add(1)
-	s.scope.changes.Add(1)
+func (s *Subject[S, D]) count(n uint64) {
+	s.tally.Add(n)
+	s.scope.Add(n)
 }
 
 // Mark counts something that may be alive, until it is unmarked, or cleared with evidence. What is marked already is
@@ -220,7 +236,7 @@ func (s *Subject[S, D]) mark(key markKey, op string, detail D) {
 	}
 	m.count++
 	m.detail = detail
-	s.changed()
+	s.count(oneChange)
 }
 
 // Unmark ends the marks of a kind and id, which somebody knows to be over.
@@ -228,7 +244,7 @@ func (s *Subject[S, D]) Unmark(kind, id string) {
 	s.t.mu.Lock()
 	defer s.t.mu.Unlock()
 	if s.drop(func(key markKey) bool { return key.kind == kind && key.id == id }) {
-		s.changed()
+		s.count(oneChange)
 	}
 }
 
@@ -237,7 +253,7 @@ func (s *Subject[S, D]) UnmarkAll() {
 	s.t.mu.Lock()
 	defer s.t.mu.Unlock()
 	if s.drop(everyMark) {
-		s.changed()
+		s.count(oneChange)
 	}
 }
 
@@ -250,7 +266,7 @@ func (s *Subject[S, D]) Move(to *Subject[S, D], kind, op string, detail D) {
 	}
 	to.mark(markKey{kind: kind}, op, detail) // first: there is no moment without any
 	s.drop(everyMark)
-	s.changed()
+	s.count(oneChange)
 }
 
 func everyMark(markKey) bool { return true }
@@ -273,39 +289,37 @@ func (s *Subject[S, D]) drop(which func(markKey) bool) (any bool) {
 
 // Evidence is what was alive of a subject at one moment.
 type Evidence[S comparable, D any] struct {
-	s              *Subject[S, D]
-	own            int64 // entries of whoever looks
-	changes, scope uint64
-	wide, quiet    bool
+	s     *Subject[S, D]
+	tally *tally // the subject's or its scope's
+	value uint64 // of it, before the look
+	quiet bool   // nothing but who looks was active
 }
 
 // Evidence is taken before a look at the subject. Own is the entry under which the looking is done, nil if there is none.
 // If wide, whatever of the whole scope is active, begins or ends voids it, else what is of the subject.
 func (s *Subject[S, D]) Evidence(own *Entry[S, D], wide bool) Evidence[S, D] {
-	e := Evidence[S, D]{s: s, changes: s.changes.Load(), scope: s.scope.changes.Load(), wide: wide}
-	if own != nil && (own.subject == s || wide && own.subject.scope == s.scope) {
-		e.own = 1
+	e := Evidence[S, D]{s: s, tally: &s.tally}
+	if wide {
+		e.tally = &s.scope.tally
 	}
-	e.quiet = e.still()
+	e.value = e.tally.Load()
+	var looking uint64
+	if own != nil && (own.subject == s || wide && own.subject.scope == s.scope) {
+		looking = 1
+	}
+	e.quiet = active(e.value) == looking
 	return e
 }
 
 // Quiet reports that the evidence was not void from the beginning.
 func (e Evidence[S, D]) Quiet() bool { return e.quiet }
 
-func (e Evidence[S, D]) still() bool {
-	if e.wide {
-		return e.s.scope.active.Load() == e.own && e.s.scope.changes.Load() == e.scope
-	}
-	return e.s.active.Load() == e.own && e.s.changes.Load() == e.changes
-}
-
 // Clear ends every mark of the subject, because the look has shown that nothing of it is alive. It does nothing, and
 // reports false, if the evidence is void.
 func (e Evidence[S, D]) Clear() bool {
 	e.s.t.mu.Lock()
 	defer e.s.t.mu.Unlock()
-	if !e.quiet || !e.still() {
+	if !e.quiet || e.tally.Load() != e.value {
 		return false
 	}
 	// No change is counted: what ends here was dead before, and voids nobody else's evidence.
