@@ -124,7 +124,7 @@ type transfer struct {
 	box  *daytona.Toolbox
 	done func() // ends the activity on the lease
 
-	source string // of an export that was refused, for errors
+	source string // what was refused, for errors
 	full   bool   // the sandbox has no room for an export's scratch files
 }
 
@@ -235,6 +235,8 @@ func (t *transfer) refused(word archive.Word) *Error {
 		e = t.fail(KindRefused, "the sandbox could not write every entry")
 	case archive.WordConflict:
 		e = t.fail(KindConflict, "a directory of one side has the name of something else on the other: nothing was changed")
+	case archive.WordDeep:
+		e = t.fail(KindConflict, t.named("is in the sandbox already, too deep to be merged: nothing was changed"))
 	case archive.WordReserved:
 		e = t.fail(KindInvalid, "the import would replace the lease's own directory: nothing was changed")
 	case archive.WordPublish:
@@ -269,7 +271,7 @@ func (t *transfer) refused(word archive.Word) *Error {
 	return e
 }
 
-// named says something of an export's source.
+// named says something of what was refused.
 func (t *transfer) named(what string) string { return archive.QuoteName(t.source) + " " + what }
 
 // canceled is the error of a context that ended.

@@ -41,13 +41,13 @@ type ExportOptions struct {
 	// AllowChanges takes files that change while the sandbox's tar reads them as they come, instead of failing with
 	// [ErrConflict]: for workspaces in which something is running. Only GNU tar notices such changes.
 	AllowChanges bool
-	// MaxEntries bounds the members of the archive. 0 is 1,000,000.
+	// MaxEntries bounds the members of the archive, and the directories that no member names. 0 is 1,000,000.
 	MaxEntries int64
 	// MaxBytes bounds the content of all files together. 0 is 64 GiB.
 	MaxBytes int64
-	// MaxName bounds the path of each entry in bytes. 0 is 4,096.
+	// MaxName bounds the path of each entry in bytes. 0 is 32,768.
 	MaxName int
-	// MaxDepth bounds the depth of the tree. 0 is 200. Each level takes a file descriptor of the host while it is written.
+	// MaxDepth bounds the depth of the tree. 0 is 5,000. However deep it is, few of its directories are open at a time.
 	MaxDepth int
 	// MaxRatio bounds how many bytes of content each byte of the archive may stand for. Only sparse files have more than
 	// one; their holes take no room on the host, either. 0 is no bound.

@@ -322,51 +322,6 @@ func TestExportLimits(t *testing.T) {
 	}
 }
 
-// A tree as deep as no path can name it is refused, and exported as a whole where the host permits it.
-func TestExportOfADeepTree(t *testing.T) {
-	r := newRig(t, Config{}, emulator.Options{})
-	l := r.acquired(t)
-	depth := int64(1000)
-	if os.Getenv("LEASEHOLD_LONG") == "1" {
-		depth = 4000
-	}
-	source, dest := filepath.Join(l.Ref().Workspace, "deep"), filepath.Join(t.TempDir(), "dest")
-	if err := os.Mkdir(source, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	at, err := os.OpenRoot(source)
-	for range depth {
-		if err != nil {
-			t.Fatal(err)
-		}
-		above := at
-		if err = above.Mkdir("d", 0o755); err == nil {
-			at, err = above.OpenRoot("d")
-		}
-		above.Close()
-	}
-	if err = errors.Join(err, at.WriteFile("f", []byte("bottom"), 0o644), at.Close()); err != nil {
-		t.Fatal(err)
-	}
-	_, err = l.Exporter().Dir(t.Context(), "deep", dest, ExportOptions{})
-	wantError(t, err, KindLimit)
-	if _, err := os.Lstat(dest); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("the destination is there: %v", err)
-	}
-	var out bytes.Buffer
-	result, err := l.Exporter().Tar(t.Context(), "deep", &out, ExportOptions{MaxDepth: int(depth) + 1, MaxName: 3 * int(depth)})
-	if err != nil || result.Entries != depth+1 {
-		t.Errorf("%+v, %v, want %d entries", result, err, depth+1)
-	}
-	if os.Getenv("LEASEHOLD_LONG") == "1" {
-		result, err := l.Exporter().Dir(t.Context(), "deep", dest, ExportOptions{MaxDepth: int(depth) + 1, MaxName: 3 * int(depth)})
-		if err != nil || result.Entries != depth+1 {
-			t.Errorf("%+v, %v, want %d entries", result, err, depth+1)
-		}
-	}
-	wantNoScratch(t, l, filepath.Dir(dest))
-}
-
 // The holes of a sparse file are neither sent nor written.
 func TestF3SparseFilesStaySparse(t *testing.T) {
 	size := int64(1 << 30)

@@ -3,6 +3,9 @@
 package leasehold
 
 import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +21,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/leasehold-go/leasehold/internal/archive"
 	"github.com/leasehold-go/leasehold/internal/emulator"
 )
 
@@ -61,19 +65,20 @@ func deep(t *testing.T, dir string, levels int, body string) {
 	}
 }
 
-func TestDeepTreesAreImportedOrRefused(t *testing.T) {
+func TestDeepTreesAreMergedOrRefused(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
 	r.ready(t, l)
-	for _, levels := range []int{maxImportDepth, 4000} { // the file is one level deeper
-		local := t.TempDir()
-		deep(t, local, levels, "x")
-		_, err := l.Importer().Dir(t.Context(), local, "deep", ImportOptions{})
-		wantError(t, err, KindLimit)
+	local := t.TempDir()
+	deep(t, local, archive.MaxDepth, "x") // the file is one level deeper
+	_, err := l.Importer().Dir(t.Context(), local, "deep", ImportOptions{})
+	if wantError(t, err, KindLimit); !strings.Contains(err.Error(), `d/f"`) {
+		t.Errorf("%v does not name the file", err)
 	}
 	r.wantRequests(t)
-	local := t.TempDir()
-	const levels = maxImportDepth - 1
+	local = t.TempDir()
+	const levels = maxMergeDepth - 1
 	for _, body := range []string{"first", "second"} {
 		deep(t, local, levels, body)
 		if _, err := l.Importer().Dir(t.Context(), local, "deep", ImportOptions{}); err != nil {
@@ -85,6 +90,70 @@ func TestDeepTreesAreImportedOrRefused(t *testing.T) {
 		}
 	}
 	wantNoScratch(t, l, l.Ref().Workspace+"/deep")
+}
+
+// A tree of 4,000 levels, whose paths are longer than the system takes, goes in and comes out the same.
+func TestF2TreeDeeperThanAnyPath(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Config{}, emulator.Options{})
+	l := r.acquired(t)
+	local, dest, levels := t.TempDir(), filepath.Join(t.TempDir(), "dest"), 4000
+	if raced {
+		levels = 2100 // 4,200 bytes of path
+	}
+	deep(t, local, levels, "bottom")
+	deep(t, local, 2*maxMergeDepth, "middle")
+	want := treeDigest(t, local)
+	result, err := l.Importer().Dir(t.Context(), local, "deep", ImportOptions{})
+	if err != nil || result.Entries != int64(levels)+2 {
+		t.Fatalf("%+v, %v, want %d entries", result, err, levels+2)
+	}
+	result, err = l.Exporter().Dir(t.Context(), "deep", dest, ExportOptions{})
+	if err != nil || result.Entries != int64(levels)+2 {
+		t.Fatalf("%+v, %v, want %d entries", result, err, levels+2)
+	}
+	if got := treeDigest(t, dest); got != want {
+		t.Errorf("the host got another tree")
+	}
+	if long() {
+		reimportDeep(t, l, local, want)
+	}
+	wantNoScratch(t, l, filepath.Dir(dest), l.Ref().Workspace+"/deep")
+}
+
+// reimportDeep imports a deep tree over itself, and through a stream.
+func reimportDeep(t *testing.T, l *Lease, local, want string) {
+	_, err := l.Importer().Dir(t.Context(), local, "deep", ImportOptions{})
+	if wantError(t, err, KindConflict); !strings.Contains(err.Error(), `/d/d"`) {
+		t.Errorf("%v does not name the directory", err)
+	}
+	var stream bytes.Buffer
+	if _, err = l.Exporter().Tar(t.Context(), "deep", &stream, ExportOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.Importer().Tar(t.Context(), &stream, "streamed", ImportOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{"deep", "streamed"} {
+		if got := treeDigest(t, filepath.Join(l.Ref().Workspace, dir)); got != want {
+			t.Errorf("%s in the sandbox is another tree", dir)
+		}
+	}
+}
+
+// treeDigest is a digest of all that an archive says of a tree.
+func treeDigest(t *testing.T, dir string) string {
+	t.Helper()
+	src, err := archive.Dir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer src.Close()
+	sum := sha256.New()
+	if _, err := archive.WriteTree(t.Context(), sum, src, archive.WriteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	return hex.EncodeToString(sum.Sum(nil))
 }
 
 func TestF2UploadCutAfterSomeBytes(t *testing.T) {

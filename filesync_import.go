@@ -110,8 +110,12 @@ type FileMapping struct {
 // Permission bits, modification times to the second, symbolic links (as they are, unless they are followed), hard links,
 // empty files and directories, and names of any bytes are kept. Owners become the sandbox's user; set-id and sticky bits
 // are dropped. Holes of 1 MiB and more in files of 8 MiB and more are kept, from a Linux host. Sockets, FIFOs and devices are left out and listed. The lease's own
-// directory in the workspace, ".leasehold", is never touched: an entry of that name is left out and listed. A path that
-// would be longer than 4,095 bytes in the scratch directory is an [ErrLimit], and so is a tree of more than 256 levels.
+// directory in the workspace, ".leasehold", is never touched: an entry of that name is left out and listed.
+//
+// A tree may have 5,000 levels, and paths of 32,768 bytes, beyond what Linux lets a path be: more is an [ErrLimit]. What
+// lies deeper than 256 levels, or has a path in the scratch directory of more than about 3,500 bytes, is put in its place,
+// but not merged: if the sandbox has a directory there already, the import fails with [ErrConflict], and changes nothing,
+// because a shell cannot name what is in it.
 //
 // Two requests are made, whatever the size: one streams a tar archive, and each file of 8 MiB or more by itself, to a
 // scratch directory inside the remote directory, without a temporary file on the host and in constant memory; one
@@ -161,7 +165,8 @@ func (i *Importer) tree(ctx context.Context, op, remoteDir string, options Impor
 			dest, own = path.Dir(dest), ""
 		}
 		write.Reserved = archive.Reserved(own)
-		write.MaxName, write.MaxDepth = maxEntryPath(dest), maxImportDepth
+		write.MaxName, write.Segment = maxEntryPath(dest), maxMergeDepth
+		write.MaxPath, write.MaxDepth = archive.MaxPath, archive.MaxDepth
 		plan.writable = []string{dest}
 		plan.stages = []importStage{{dest, func(ctx context.Context) (*archive.Load, error) {
 			src, err := open()
@@ -279,7 +284,8 @@ func (i *Importer) Tar(ctx context.Context, stream io.Reader, remoteDir string, 
 		own, _ := below(t.own(), dest)
 		write := archive.WriteOptions{
 			Exclude: exclude, RepeatDirs: true, Links: archive.LinkPolicy(options.UnsafeLinks),
-			Reserved: archive.Reserved(own), MaxName: maxEntryPath(dest), MaxDepth: maxImportDepth,
+			Reserved: archive.Reserved(own), MaxName: maxEntryPath(dest), Segment: maxMergeDepth,
+			MaxPath: archive.MaxPath, MaxDepth: archive.MaxDepth,
 		}
 		source := &watchedReader{Reader: stream}
 		return importPlan{stream: source, writable: []string{dest}, stages: []importStage{{dest, func(context.Context) (*archive.Load, error) {
@@ -288,12 +294,13 @@ func (i *Importer) Tar(ctx context.Context, stream io.Reader, remoteDir string, 
 	})
 }
 
-// maxImportDepth bounds the depth of a tree. The shell in the sandbox that merges it with what is there calls itself at each
-// level; dash and busybox run out of stack between 500 and 1,000.
-const maxImportDepth = 256
+// maxMergeDepth bounds how deep directories are merged. The shell in the sandbox that does it calls itself at each level;
+// dash and busybox run out of stack between 500 and 1,000. What lies deeper is sent in segments, which are joined by
+// renames.
+const maxMergeDepth = 256
 
-// maxEntryPath is how long an entry's path may be, so that no path in the sandbox is longer than Linux allows: a shell
-// takes an entry that it cannot name for one that is not there.
+// maxEntryPath is how long an entry's path in the archive may be, so that no path that the sandbox's shell and tar meet is
+// longer than Linux allows: a shell takes an entry that it cannot name for one that is not there.
 func maxEntryPath(dest string) int {
 	const longest = maxPath - 1 - len("/") - len(archive.StagePrefix) - 26 - len("-999/new/")
 	return max(1, longest-len(dest))

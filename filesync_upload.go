@@ -199,6 +199,7 @@ func (t *transfer) importOnce(ctx context.Context, plan importPlan, options Impo
 		return result, false, nil
 	}
 	cleanUp()
+	t.source = path.Clean(reply.Name)
 	switch {
 	case err != nil:
 		return TransferResult{}, false, err

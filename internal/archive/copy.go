@@ -21,7 +21,7 @@ func Copy(ctx context.Context, r io.Reader, w io.Writer, opt ExtractOptions) (Su
 		if err == io.EOF {
 			break
 		}
-		if err == nil && name != "" && !opt.Exclude.MatchBelow(name, h.Typeflag == tar.TypeDir) {
+		if err == nil && name != "" && !c.m.excluded(name, h.Typeflag == tar.TypeDir) {
 			err = c.member(h, name)
 		}
 		if err != nil {

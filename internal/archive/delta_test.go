@@ -64,7 +64,7 @@ func TestDeltaInEverySandbox(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				t.Cleanup(func() { unlockAll(t, dest) })
+				t.Cleanup(func() { removeAll(t, dest) })
 				deltas := func(what string, opt CompareOptions, entries int64, gone int64) {
 					t.Helper()
 					load, scratch := loadTree(t, src, WriteOptions{Reserved: Reserved("")}), StageName()
@@ -152,7 +152,7 @@ func TestBundleInEverySandbox(t *testing.T) {
 			path := userland(t, kind)
 			src, ws := t.TempDir(), t.TempDir()
 			oddTree(t, src)
-			t.Cleanup(func() { unlockAll(t, ws) })
+			t.Cleanup(func() { removeAll(t, ws) })
 			marker := filepath.Join(ws, ".leasehold", "bundles", "x")
 			var digest string
 			bundle := func() Word {

@@ -18,13 +18,13 @@ type ExtractOptions struct {
 	Exclude *Matcher
 	// Links says what happens to links whose target lies, or may lie, outside the tree. The zero value refuses the archive.
 	Links LinkPolicy
-	// MaxEntries bounds the number of members; 0 is 1,000,000.
+	// MaxEntries bounds the number of members, and of the directories that none of them names; 0 is 1,000,000.
 	MaxEntries int64
 	// MaxBytes bounds the content of all files together; 0 is 64 GiB.
 	MaxBytes int64
-	// MaxName bounds a member's whole name in bytes; 0 is 4096.
+	// MaxName bounds a member's whole name in bytes; 0 is [MaxPath].
 	MaxName int
-	// MaxDepth bounds the depth of the tree; 0 is 200. Each level holds one file descriptor while it is worked on.
+	// MaxDepth bounds the depth of the tree; 0 is [MaxDepth].
 	MaxDepth int
 	// MaxRatio bounds how many bytes of content the archive may stand for with each of its own; 0 is no bound. Only
 	// sparse files can have more than one.
@@ -53,6 +53,12 @@ const (
 	LinksKeepAbsolute                   // symbolic links with an absolute target are made as they are; others are refused
 )
 
+// Bounds of trees that are unusual already. What is held of each directory above the present one grows with its path.
+const (
+	MaxPath  = 32 << 10 // bytes
+	MaxDepth = 5000     // levels
+)
+
 func (o ExtractOptions) withDefaults() ExtractOptions {
 	if o.MaxEntries == 0 {
 		o.MaxEntries = 1_000_000
@@ -61,10 +67,10 @@ func (o ExtractOptions) withDefaults() ExtractOptions {
 		o.MaxBytes = 64 << 30
 	}
 	if o.MaxName == 0 {
-		o.MaxName = 4096
+		o.MaxName = MaxPath
 	}
 	if o.MaxDepth == 0 {
-		o.MaxDepth = 200
+		o.MaxDepth = MaxDepth
 	}
 	if o.Reserve == 0 {
 		o.Reserve = 1 << 30
@@ -102,9 +108,9 @@ func Extract(ctx context.Context, r io.Reader, dir string, opt ExtractOptions) (
 	}
 	x := &extractor{m: newMembers(ctx, r, opt, &sum), ctx: ctx, opt: opt, sum: &sum, root: root,
 		space: newSpace(root, opt), buf: make([]byte, chunkSize)}
-	x.stack = []level{{root: root}}
+	x.at, x.chain.root = root, root
 	err = x.run()
-	x.closeLevels()
+	x.chain.close()
 	root.Close()
 	if err != nil {
 		return sum, err
@@ -113,7 +119,7 @@ func Extract(ctx context.Context, r io.Reader, dir string, opt ExtractOptions) (
 	return sum, err
 }
 
-// extractor applies members below root. It keeps the chain of directories that leads to the last member open. Leaving a
+// extractor applies members below root. It keeps the chain of directories that leads to the last member. Leaving a
 // directory applies its mode and time: so a read-only directory can be filled, and memory does not grow with the tree.
 type extractor struct {
 	m     *members
@@ -121,14 +127,15 @@ type extractor struct {
 	opt   ExtractOptions
 	sum   *Summary
 	root  *os.Root
-	stack []level // from the root of the tree, which is never finished, down
+	chain chain
+	stack []level  // what the directories of the chain are going to be
+	at    *os.Root // the innermost of them, or the root
 	space *space
 	buf   []byte
 	folds *bool // whether the destination's file system folds names; nil when nobody had to know yet
 }
 
 type level struct {
-	root *os.Root
 	name string // whole path in the tree
 	mode fs.FileMode
 	time time.Time
@@ -138,7 +145,7 @@ func (x *extractor) run() error {
 	for {
 		h, name, err := x.m.next()
 		if err == io.EOF {
-			return x.leave(1)
+			return x.leave(0)
 		}
 		if err != nil {
 			return err
@@ -169,7 +176,7 @@ func (x *extractor) member(h *tar.Header, name string) (bool, error) {
 		}
 		return false, nil // the root's mode is the caller's
 	}
-	if x.opt.Exclude.MatchBelow(name, isDir) {
+	if x.m.excluded(name, isDir) {
 		return false, nil
 	}
 	dir, base := split(name)
@@ -191,7 +198,7 @@ func (x *extractor) member(h *tar.Header, name string) (bool, error) {
 		if err := x.enter(dir); err != nil {
 			return false, err
 		}
-		return x.place(base, name, func() error { return x.top().Symlink(h.Linkname, base) })
+		return x.place(base, name, func() error { return x.at.Symlink(h.Linkname, base) })
 	case tar.TypeLink:
 		return x.hardLink(h, dir, base, name)
 	}
@@ -224,20 +231,21 @@ func unsafeLink(opt ExtractOptions, sum *Summary, name, detail string) error {
 	return fail(ErrUnsafe, name, detail, nil)
 }
 
-func (x *extractor) top() *os.Root { return x.stack[len(x.stack)-1].root }
-
 // enter makes dir the innermost open directory. Each component must be a real directory: a member is never written
 // through a link, not even through one that stays inside the tree.
 func (x *extractor) enter(dir string) error {
-	keep := 1
-	for keep < len(x.stack) && within(dir, x.stack[keep].name) {
-		keep++
+	keep := len(x.stack)
+	for keep > 0 && !within(dir, x.stack[keep-1].name) {
+		keep--
 	}
 	if err := x.leave(keep); err != nil {
 		return err
 	}
 	for {
-		at := x.stack[len(x.stack)-1].name
+		at := ""
+		if n := len(x.stack); n > 0 {
+			at = x.stack[n-1].name
+		}
 		if at == dir {
 			return nil
 		}
@@ -259,10 +267,12 @@ func within(name, dir string) bool {
 
 // descend opens a directory of the innermost one, and makes it if the archive has not named it.
 func (x *extractor) descend(base, name string) error {
-	top := x.top()
-	fi, err := top.Lstat(base)
+	fi, err := x.at.Lstat(base)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
+		if err := x.m.another(); err != nil {
+			return err
+		}
 		if err := x.mkdir(base, name); err != nil {
 			return err
 		}
@@ -274,7 +284,7 @@ func (x *extractor) descend(base, name string) error {
 	}
 	mode := fi.Mode().Perm()
 	if mode&0o700 != 0o700 { // left before, and entered again
-		if err := top.Chmod(base, mode|0o700); err != nil {
+		if err := x.at.Chmod(base, mode|0o700); err != nil {
 			return fail(ErrDest, name, "", err)
 		}
 	}
@@ -285,27 +295,43 @@ func (x *extractor) mkdir(base, name string) error {
 	if err := x.space.take(4096); err != nil {
 		return err
 	}
-	if err := x.top().Mkdir(base, 0o700); err != nil {
+	if err := x.at.Mkdir(base, 0o700); err != nil {
 		return fail(ErrDest, name, "", err)
 	}
 	return nil
 }
 
 func (x *extractor) push(base, name string, mode fs.FileMode, at time.Time) error {
-	sub, err := x.top().OpenRoot(base)
-	if err != nil {
+	if err := x.chain.push(base); err != nil {
 		return fail(ErrDest, name, "", err)
 	}
-	x.stack = append(x.stack, level{sub, name, mode, at})
-	return nil
+	x.stack = append(x.stack, level{name, mode, at})
+	return x.arrive()
 }
 
-// leave closes the directories above depth keep, and gives them the mode and time that the archive says.
+// arrive opens the directory that is the innermost one now.
+func (x *extractor) arrive() error {
+	at, err := x.chain.top()
+	if err == nil {
+		x.at = at
+		return nil
+	}
+	name := ""
+	if n := len(x.stack); n > 0 {
+		name = x.stack[n-1].name
+	}
+	return fail(ErrDest, name, "", err)
+}
+
+// leave leaves the directories above depth keep, and gives them the mode and time that the archive says.
 func (x *extractor) leave(keep int) error {
 	for len(x.stack) > keep {
 		l := x.stack[len(x.stack)-1]
 		x.stack = x.stack[:len(x.stack)-1]
-		l.root.Close()
+		x.chain.pop()
+		if err := x.arrive(); err != nil {
+			return err
+		}
 		_, base := split(l.name)
 		if err := x.finish(base, l); err != nil {
 			return err
@@ -317,26 +343,19 @@ func (x *extractor) leave(keep int) error {
 // finish sets the mode and time of a directory of the innermost one.
 func (x *extractor) finish(base string, l level) error {
 	if sensibleTime(l.time) {
-		if err := x.top().Chtimes(base, l.time, l.time); err != nil {
+		if err := x.at.Chtimes(base, l.time, l.time); err != nil {
 			return fail(ErrDest, l.name, "", err)
 		}
 	}
-	if err := x.top().Chmod(base, l.mode); err != nil {
+	if err := x.at.Chmod(base, l.mode); err != nil {
 		return fail(ErrDest, l.name, "", err)
 	}
 	return nil
 }
 
-// closeLevels closes what an error left open.
-func (x *extractor) closeLevels() {
-	for _, l := range x.stack[1:] {
-		l.root.Close()
-	}
-}
-
 func (x *extractor) directory(h *tar.Header, base, name string) (bool, error) {
 	l := level{name: name, mode: fs.FileMode(h.Mode) & fs.ModePerm, time: h.ModTime}
-	fi, err := x.top().Lstat(base)
+	fi, err := x.at.Lstat(base)
 	switch {
 	case err == nil && !fi.IsDir():
 		return false, fail(ErrUnsafe, name, "a directory of the name of an earlier member", nil)
@@ -367,7 +386,7 @@ func (x *extractor) place(base, name string, create func() error) (bool, error) 
 	if !errors.Is(err, fs.ErrExist) {
 		return false, fail(ErrDest, name, "", err)
 	}
-	fi, err := x.top().Lstat(base)
+	fi, err := x.at.Lstat(base)
 	if err != nil {
 		return false, fail(ErrDest, name, "", err)
 	}
@@ -377,7 +396,7 @@ func (x *extractor) place(base, name string, create func() error) (bool, error) 
 	if err := x.exact(base, name); err != nil {
 		return false, err
 	}
-	if err := x.top().Remove(base); err != nil {
+	if err := x.at.Remove(base); err != nil {
 		return false, fail(ErrDest, name, "", err)
 	}
 	if err := create(); err != nil {
@@ -396,7 +415,7 @@ func (x *extractor) exact(base, name string) error {
 	if !*x.folds { // no need to read a whole directory for each of a million members of one name
 		return nil
 	}
-	d, err := x.top().Open(".")
+	d, err := x.at.Open(".")
 	if err != nil {
 		return fail(ErrDest, name, "", err)
 	}
@@ -441,7 +460,7 @@ func (x *extractor) file(h *tar.Header, base, name string) (bool, error) {
 	}
 	var f *os.File
 	made, err := x.place(base, name, func() (err error) {
-		f, err = x.top().OpenFile(base, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+		f, err = x.at.OpenFile(base, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 		return err
 	})
 	if err != nil {
@@ -455,7 +474,7 @@ func (x *extractor) file(h *tar.Header, base, name string) (bool, error) {
 		err = destError(name, cerr)
 	}
 	if err == nil && sensibleTime(h.ModTime) {
-		err = destError(name, x.top().Chtimes(base, h.ModTime, h.ModTime))
+		err = destError(name, x.at.Chtimes(base, h.ModTime, h.ModTime))
 	}
 	return made, err
 }
@@ -549,7 +568,7 @@ func (x *extractor) copyFile(target, base string, refused error) error {
 	if err != nil || x.space.take(fi.Size()) != nil {
 		return refused
 	}
-	to, err := x.top().OpenFile(base, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	to, err := x.at.OpenFile(base, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}
@@ -561,7 +580,7 @@ func (x *extractor) copyFile(target, base string, refused error) error {
 		err = cerr
 	}
 	if err == nil {
-		err = x.top().Chtimes(base, fi.ModTime(), fi.ModTime())
+		err = x.at.Chtimes(base, fi.ModTime(), fi.ModTime())
 	}
 	if err != nil {
 		return refused
@@ -571,13 +590,23 @@ func (x *extractor) copyFile(target, base string, refused error) error {
 
 // isRegular reports whether the path, without passing any link, is a regular file.
 func (x *extractor) isRegular(name string) bool {
-	for i := 0; i < len(name); i++ {
-		if name[i] == '/' {
-			if fi, err := x.root.Lstat(name[:i]); err != nil || !fi.IsDir() {
-				return false
+	at := x.root
+	for {
+		base, rest, more := strings.Cut(name, "/")
+		fi, err := at.Lstat(base)
+		if err != nil || !more || !fi.IsDir() {
+			if at != x.root {
+				at.Close()
 			}
+			return err == nil && !more && fi.Mode().IsRegular()
 		}
+		sub, err := at.OpenRoot(base)
+		if at != x.root {
+			at.Close()
+		}
+		if err != nil {
+			return false
+		}
+		at, name = sub, rest
 	}
-	fi, err := x.root.Lstat(name)
-	return err == nil && fi.Mode().IsRegular()
 }

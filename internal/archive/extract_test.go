@@ -341,7 +341,7 @@ func TestMembersComeInAnyOrderAndReplaceEachOther(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { unlockAll(t, a.dest) })
+	t.Cleanup(func() { removeAll(t, a.dest) })
 	for name, want := range map[string]string{"x/y/deep": "1", "x/y/again": "2", "f": "second", "h": "first", "l": "third"} {
 		if got, err := os.ReadFile(filepath.Join(a.dest, name)); err != nil || string(got) != want {
 			t.Errorf("%s is %q, %v, want %q", name, got, err, want)
@@ -397,11 +397,14 @@ func TestNamesThatTheHostCannotTellApartAreRefused(t *testing.T) {
 
 func TestDepthIsBoundedAndDeepTreesWork(t *testing.T) {
 	a := newArena(t)
-	deep := strings.Repeat("d/", 199) + "f"
+	deep := strings.Repeat("d/", 2*openLinks) + "f"
 	if _, err := a.extract(tarball(t, entry{name: deep, body: "x"}), ExtractOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	_, err := a.extract(tarball(t, entry{name: strings.Repeat("d/", 1999) + "f"}), ExtractOptions{})
+	_, err := a.extract(tarball(t, entry{name: strings.Repeat("d/", MaxDepth) + "f"}), ExtractOptions{})
+	wantKind(t, err, ErrLimit)
+	// A directory that no member names counts, too.
+	_, err = a.extract(tarball(t, entry{name: deep}), ExtractOptions{MaxEntries: 2 * openLinks})
 	wantKind(t, err, ErrLimit)
 	if _, err := os.Stat(filepath.Join(a.dest, deep)); err != nil {
 		t.Errorf("the earlier content is gone: %v", err)
@@ -423,7 +426,7 @@ func TestArchivesOfTarToolsAreUnderstood(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(func() { unlockAll(t, a.dest) })
+			t.Cleanup(func() { removeAll(t, a.dest) })
 			if diff := cmp.Diff(describe(t, src), describe(t, a.dest)); diff != "" {
 				t.Errorf("tree mismatch (-want +got):\n%s", diff)
 			}

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"path"
 	"strings"
+	"time"
 
 	"github.com/leasehold-go/leasehold/internal/script"
 )
@@ -161,10 +162,6 @@ func (l *Load) Parts() []Part {
 func (l *Load) places() string {
 	var b strings.Builder
 	for i, f := range l.large {
-		at, stamp := f.info.ModTime().UTC(), "-"
-		if at.Year() >= 1 && at.Year() <= 9999 {
-			stamp = at.Format("200601021504.05")
-		}
 		if f.data != nil {
 			var sum int64
 			for _, e := range f.data {
@@ -176,9 +173,17 @@ func (l *Load) places() string {
 			}
 			b.WriteByte('\n')
 		}
-		fmt.Fprintf(&b, "put %d %s %d %o %s\n", i, script.Quote(l.opt.Prefix+f.name), f.info.Size(), f.mode, stamp)
+		fmt.Fprintf(&b, "put %d %s %d %o %s\n", i, script.Quote(l.opt.place(l.opt.Prefix+f.name, false)), f.info.Size(), f.mode, touchStamp(f.info.ModTime()))
 	}
 	return b.String()
+}
+
+// touchStamp returns a time for the tool touch, in UTC, "-" if that cannot take it.
+func touchStamp(at time.Time) string {
+	if at = at.UTC(); at.Year() < 1 || at.Year() > 9999 {
+		return "-"
+	}
+	return at.Format("200601021504.05")
 }
 
 // Stage returns what the sandbox has to do with the uploaded load, whose archive has so many bytes.

@@ -44,7 +44,7 @@ func largeTree(t testing.TB, dir string) {
 		must(os.Chmod(filepath.Join(dir, name), mode))
 		must(os.Chtimes(filepath.Join(dir, name), old, old))
 	}
-	t.Cleanup(func() { unlockAll(t, dir) })
+	t.Cleanup(func() { removeAll(t, dir) })
 }
 
 // loaded uploads a load of src, as the daemon stores it.
@@ -91,7 +91,7 @@ func TestLargeFilesGoBesideTheArchiveToTheirPlaces(t *testing.T) {
 			if got := deliver(t, path, r.Script(), r.Scratch); got.Word != WordOK {
 				t.Fatalf("word %q, want ok", got.Word)
 			}
-			t.Cleanup(func() { unlockAll(t, dest) })
+			t.Cleanup(func() { removeAll(t, dest) })
 			want, have := describe(t, src), describe(t, dest)
 			if kind == "busybox" { // it makes hard links last of all, after it has set the directory's time
 				if err := os.Chtimes(filepath.Join(dest, "private"), time.Unix(1e9, 0), time.Unix(1e9, 0)); err != nil {
@@ -223,7 +223,7 @@ func TestStagesOfKilledProcessesAreSwept(t *testing.T) {
 	if _, err := Extract(t.Context(), bytes.NewReader(tarball(t, entry{name: "f"})), filepath.Join(dir, "dest"), ExtractOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { unlockAll(t, dir) })
+	t.Cleanup(func() { removeAll(t, dir) })
 	onlyEntries(t, dir, "dest", filepath.Base(used), filepath.Base(young))
 }
 

@@ -65,11 +65,12 @@ func NewMatcher(patterns []string) (*Matcher, error) {
 
 // Match reports whether the entry itself is matched. The caller leaves out what lies below a matched directory.
 func (m *Matcher) Match(name string, isDir bool) bool {
-	if m == nil {
-		return false
-	}
-	base := path.Base(name)
-	var parts []string
+	return m != nil && m.match(strings.Split(name, "/"), isDir)
+}
+
+// match reports whether the entry whose path has these components is matched.
+func (m *Matcher) match(parts []string, isDir bool) bool {
+	base := parts[len(parts)-1]
 	for i := range m.patterns {
 		p := &m.patterns[i]
 		if p.dirOnly && !isDir {
@@ -84,9 +85,6 @@ func (m *Matcher) Match(name string, isDir bool) bool {
 			}
 			continue
 		}
-		if parts == nil {
-			parts = strings.Split(name, "/")
-		}
 		if matchParts(p.parts, parts) {
 			return true
 		}
@@ -99,12 +97,13 @@ func (m *Matcher) MatchBelow(name string, isDir bool) bool {
 	if m == nil {
 		return false
 	}
-	for i := 0; i < len(name); i++ {
-		if name[i] == '/' && m.Match(name[:i], true) {
+	parts := strings.Split(name, "/")
+	for n := range parts {
+		if m.match(parts[:n+1], n+1 < len(parts) || isDir) {
 			return true
 		}
 	}
-	return m.Match(name, isDir)
+	return false
 }
 
 // matchParts matches components. Only the last "**" is ever tried again, so the time is bounded by the product of the

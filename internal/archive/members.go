@@ -19,8 +19,9 @@ type members struct {
 	tr    *tar.Reader
 	opt   ExtractOptions
 	sum   *Summary
-	count int64 // members seen
-	bytes int64 // content promised by their headers
+	count int64  // members seen
+	bytes int64  // content promised by their headers
+	clear string // a directory that was found not to be excluded, nor any above it
 }
 
 // source counts the bytes that the tar reader consumes, bounds them, and remembers whether it has met the end of the
@@ -81,8 +82,8 @@ func (m *members) next() (*tar.Header, string, error) {
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names are judged below, under rules of our own
 			return nil, "", m.readError(err, "")
 		}
-		if m.count++; m.count > m.opt.MaxEntries {
-			return nil, "", failf(ErrLimit, "", "more than %d members", m.opt.MaxEntries)
+		if err := m.another(); err != nil {
+			return nil, "", err
 		}
 		if h.Typeflag == tar.TypeXGlobalHeader { // as written by "git archive"; tar.Reader applies nothing of it
 			continue
@@ -90,6 +91,29 @@ func (m *members) next() (*tar.Header, string, error) {
 		name, err := m.name(h.Name)
 		return h, name, err
 	}
+}
+
+// excluded reports whether a member, or a directory above it, is to be left out. Mostly it lies where the last one did.
+func (m *members) excluded(name string, isDir bool) bool {
+	if m.opt.Exclude == nil {
+		return false
+	}
+	dir, _ := split(name)
+	if dir != m.clear && m.opt.Exclude.MatchBelow(name, isDir) || m.opt.Exclude.Match(name, isDir) {
+		return true
+	}
+	if m.clear = dir; isDir {
+		m.clear = name
+	}
+	return false
+}
+
+// another counts a member, or a directory that none names.
+func (m *members) another() error {
+	if m.count++; m.count > m.opt.MaxEntries {
+		return failf(ErrLimit, "", "more than %d members", m.opt.MaxEntries)
+	}
+	return nil
 }
 
 // end is called when the tar reader saw an end. It also says so when the stream merely stopped between two members, as

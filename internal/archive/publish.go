@@ -186,37 +186,3 @@ func (s *stage) publishDir(mode fs.FileMode) (leftover string, err error) {
 	}
 	return leftover, nil
 }
-
-// removeTree removes a directory and what is below it. Directories without write permission are made writable for it.
-func removeTree(root *os.Root, name string) error {
-	err := root.RemoveAll(name)
-	if err == nil {
-		return nil
-	}
-	unlock(root, name)
-	return root.RemoveAll(name)
-}
-
-func unlock(root *os.Root, name string) {
-	fi, err := root.Lstat(name)
-	if err != nil || !fi.IsDir() {
-		return
-	}
-	if fi.Mode()&0o700 != 0o700 && root.Chmod(name, fi.Mode().Perm()|0o700) != nil {
-		return
-	}
-	sub, err := root.OpenRoot(name + onlyDir)
-	if err != nil {
-		return
-	}
-	defer sub.Close()
-	d, err := sub.Open(".")
-	if err != nil {
-		return
-	}
-	defer d.Close()
-	names, _ := d.Readdirnames(-1)
-	for _, n := range names {
-		unlock(sub, n)
-	}
-}

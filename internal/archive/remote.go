@@ -52,6 +52,7 @@ const (
 	WordNoTar    Word = "notar"    // no tar on the PATH
 	WordExtract  Word = "extract"  // tar refused the archive, or could not write
 	WordConflict Word = "conflict" // a directory and something else have the same name
+	WordDeep     Word = "deep"     // a directory that is too deep to be merged is there already, [Reply.Name]
 	WordReserved Word = "reserved" // the lease's own directory would be replaced
 	WordCanceled Word = "canceled" // the cleanup was faster
 	WordPublish  Word = "publish"  // a rename failed; earlier renames stay
@@ -171,6 +172,7 @@ func command(text string, args ...string) string {
 // Reply is what a script said.
 type Reply struct {
 	Word    Word     // empty for an export that said no more than its pieces
+	Name    string   // what else a word says
 	Bytes   int64    // of the archive; of a refused source, which one it is, from 0
 	Sockets []string // names that an export left out, at most [MaxSkipped]
 	// SocketCount counts all that it left out.
@@ -201,7 +203,7 @@ func ParseReply(output, scratch string) (Reply, bool) {
 			}
 			r.Pieces = append(r.Pieces, piece)
 		default:
-			r.Word = Word(word)
+			r.Word, r.Name = Word(word), arg
 			if r.Bytes, _ = strconv.ParseInt(arg, 10, 64); r.Bytes < 0 {
 				r.Bytes = 0
 			}

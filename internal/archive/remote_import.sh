@@ -82,6 +82,19 @@ spread() {
 }
 room() { dd if=/dev/zero of="$s/probe" bs=65536 count=2 2>/dev/null; }
 
+# join SEGMENT PARENT NAME MODE PARENT-MODE PARENT-TIME: while it is looked for conflicts, says so if the destination has the
+# directory of a segment, for none is merged that deep; when it is published, gives it its place. The list calls it.
+join() {
+  if [ "$step" = receive ]; then
+    case $2 in ./.leasehold-xfer-deep/*) return ;; esac
+    [ ! -e "$dest/$2$3" ] && [ ! -h "$dest/$2$3" ] || fail "deep $2$3"
+    return
+  fi
+  chmod u+rwx "$1" "$2" && mv "$1" "$2$3" && chmod "$4" "$2$3" || exit 1
+  [ "$6" = - ] || touch -t "$6" "$2" || exit 1
+  [ "$5" = - ] || chmod "$5" "$2" || exit 1
+}
+
 receive() {
   # Renamed first: a late second delivery of the upload can then no longer cut the files that were measured.
   mv "$s/tree.tar" "$s/tree" 2>/dev/null || fail missing
@@ -121,11 +134,15 @@ receive() {
     ( cd "$s/new" && sh "./$m" ) >/dev/null 2>&1 || fail extract
     rm -f "$s/new/$m"
   fi
+  j=.leasehold-xfer-joins
+  [ ! -f "$s/new/$j" ] || mv "$s/new/$j" "$s/joins" || fail extract
   # The lease's own directory is not to be replaced, under whatever name the destination was reached.
   if [ -e "$s/new/${own##*/}" ]; then
     a=$(cd "${dest:-/}" && pwd -P) b=$(cd "${own%/*}/" 2>/dev/null && pwd -P) && [ "$a" = "$b" ] && fail reserved
   fi
-  if [ -z "$bundle" ]; then meet "$s/new" "$dest" || fail conflict
+  if [ -z "$bundle" ]; then
+    meet "$s/new" "$dest" || fail conflict
+    [ ! -f "$s/joins" ] || . "$s/joins"
   elif [ -h "$dest/$bundle" ]; then fail conflict
   elif [ -e "$dest/$bundle" ] && [ ! -d "$dest/$bundle" ]; then fail conflict
   fi
@@ -175,6 +192,10 @@ unseal() {
 pass() { if [ -w "$1" ]; then mv -f -- "$1" "$2/"; else unseal "$1" "$2"; fi; }
 
 publish() {
+  # From here on a path may be too long to be named.
+  if [ -f "$s/joins" ]; then
+    ( cd "$s/new" && . "$s/joins" && rmdir .leasehold-xfer-deep ) >/dev/null 2>&1 || fail publish
+  fi
   if [ -z "$bundle" ]; then
     # Where another import made a directory of the same name meanwhile, what is left goes into that one.
     n=0

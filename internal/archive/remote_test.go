@@ -33,7 +33,7 @@ func userland(t testing.TB, kind string) string {
 	}
 	switch kind {
 	case "busybox":
-		for _, name := range strings.Fields("sh tar find mv rm dd grep wc mkdir mkfifo cksum tail cut sed cat chmod sleep kill printf touch stat sha256sum du ls sort") {
+		for _, name := range strings.Fields("sh tar find mv rm dd grep wc mkdir mkfifo cksum tail cut sed cat chmod sleep kill printf touch stat sha256sum du ls sort rmdir date") {
 			link(name, "busybox")
 		}
 		return bin
@@ -68,7 +68,12 @@ func deliver(t testing.TB, path, text, scratch string) Reply {
 // uploaded puts an archive of src where an import expects it.
 func uploaded(t testing.TB, src, dest string) RemoteImport {
 	t.Helper()
-	data, _ := pack(t, src, WriteOptions{RepeatDirs: true})
+	return uploadedWith(t, src, dest, WriteOptions{RepeatDirs: true})
+}
+
+func uploadedWith(t testing.TB, src, dest string, opt WriteOptions) RemoteImport {
+	t.Helper()
+	data, _ := pack(t, src, opt)
 	r := RemoteImport{Scratch: StageName(), Own: filepath.Join(dest, ".leasehold"), Stages: []RemoteStage{{Dir: dest, Bytes: int64(len(data))}}}
 	if err := os.MkdirAll(filepath.Dir(upload(r)), 0o755); err != nil {
 		t.Fatal(err)
@@ -136,7 +141,7 @@ func TestImportScriptPublishesTheTree(t *testing.T) {
 			if got := deliver(t, path, r.Script(), r.Scratch); got.Word != WordOK {
 				t.Fatalf("word %q, want ok", got.Word)
 			}
-			t.Cleanup(func() { unlockAll(t, dest) })
+			t.Cleanup(func() { removeAll(t, dest) })
 			if diff := cmp.Diff(describe(t, src), describe(t, dest)); diff != "" {
 				t.Errorf("tree mismatch (-want +got):\n%s", diff)
 			}
@@ -145,6 +150,56 @@ func TestImportScriptPublishesTheTree(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What is sent in segments is joined, modes and times included, and is never mixed with what is there.
+func TestImportScriptJoinsSegments(t *testing.T) {
+	for _, kind := range sandboxes {
+		for name, opt := range map[string]WriteOptions{
+			"two levels": {RepeatDirs: true, Segment: 2}, "short paths": {RepeatDirs: true, Segment: 1000, MaxName: segmentSlack + 36},
+		} {
+			if kind == "bsdtar" && opt.Segment > 2 || kind == "bash" {
+				continue // the same shell, and the same tar
+			}
+			t.Run(kind+", "+name, func(t *testing.T) {
+				path := userland(t, kind)
+				src, dest := t.TempDir(), filepath.Join(t.TempDir(), "it's a $dest")
+				oddTree(t, src)
+				put(t, src, map[string]string{"a/b/c/d/e/f/g": "deep", "a/b/c/$(odd)/'e'\n/f/g": "odd"})
+				must := func(err error) {
+					t.Helper()
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+				must(os.Remove(filepath.Join(src, ".hidden", "up"))) // see TestTarToolsExtractTheTree
+				must(os.Link(filepath.Join(src, "plain.txt"), filepath.Join(src, "a/b/c/d/e/hard")))
+				must(os.Symlink("f/g", filepath.Join(src, "a/b/c/d/e/link")))
+				removeAfter(t, src)
+				removeAfter(t, dest)
+				for dir := "a/b/c/d/e/f"; dir != "."; dir = filepath.Dir(dir) {
+					must(os.Chmod(filepath.Join(src, dir), 0o555))
+					must(os.Chtimes(filepath.Join(src, dir), time.Unix(1e9, 0), time.Unix(1e9, 0)))
+				}
+				must(os.Chtimes(filepath.Join(src, ".hidden"), time.Unix(1e9, 0), time.Unix(1e9, 0)))
+				for _, want := range []Word{WordOK, WordDeep} {
+					r := uploadedWith(t, src, dest, opt)
+					got := deliver(t, path, r.Script(), r.Scratch)
+					if got.Word != want || want == WordDeep && got.Name == "" {
+						t.Fatalf("word %q %q, want %q", got.Word, got.Name, want)
+					}
+					if diff := cmp.Diff(describe(t, src), describe(t, dest)); diff != "" {
+						t.Errorf("tree mismatch (-want +got):\n%s", diff)
+					}
+				}
+			})
+		}
+	}
+}
+
+func removeAfter(t testing.TB, dir string) {
+	t.Helper()
+	t.Cleanup(func() { removeAll(t, dir) })
 }
 
 func TestImportScriptMergesDirectories(t *testing.T) {
@@ -255,7 +310,7 @@ func TestImportScriptBearsConcurrentDeliveries(t *testing.T) {
 			wg.Go(func() { words[i] = deliver(t, os.Getenv("PATH"), r.Script(), r.Scratch).Word })
 		}
 		wg.Wait()
-		t.Cleanup(func() { unlockAll(t, dest) })
+		t.Cleanup(func() { removeAll(t, dest) })
 		if !(words[0] == WordOK && words[1] == WordGone || words[0] == WordGone && words[1] == WordOK) {
 			t.Errorf("words %q, want one ok and one gone", words)
 		}
@@ -291,7 +346,7 @@ func TestExportScriptMakesAnArchive(t *testing.T) {
 			if _, err := Extract(context.Background(), bytes.NewReader(data), dest, ExtractOptions{Size: reply.Bytes, Exclude: exclude}); err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(func() { unlockAll(t, dest) })
+			t.Cleanup(func() { removeAll(t, dest) })
 			if got := deliver(t, path, RemoteCleanup(r.Scratch, 0), r.Scratch); got.Word != WordOK {
 				t.Errorf("cleanup says %q, want ok", got.Word)
 			}

@@ -35,21 +35,27 @@ func Dir(name string) (Source, error) {
 	if err != nil {
 		return nil, fail(ErrSource, name, "", err)
 	}
-	return dirSource{root, name}, nil
+	return dirSource{at: &chain{root: root}, path: name}, nil
 }
 
 // onlyDir at the end of a path keeps [os.OpenRoot] from opening anything but a directory: it would wait for a FIFO's writer.
 const onlyDir = "/."
 
-// dirSource works relative to an open directory, so that neither a swapped ancestor nor the length of the path matters.
-// It does not go through [os.Root.FS], which refuses names that are not UTF-8.
+// dirSource is a directory of the tree at whose root the chain begins. It works relative to open directories, so that
+// neither a swapped ancestor nor the length of the path matters. It is used only while the walk is there, and at the root
+// when it is over. It does not go through [os.Root.FS], which refuses names that are not UTF-8.
 type dirSource struct {
-	root *os.Root
-	path string // by which it was reached, for links that are followed
+	at    *chain
+	depth int
+	path  string // by which the root was reached, for links that are followed
 }
 
 func (d dirSource) names() ([]string, error) {
-	f, err := d.root.Open(".")
+	root, err := d.at.top()
+	if err != nil {
+		return nil, err
+	}
+	f, err := root.Open(".")
 	if err != nil {
 		return nil, err
 	}
@@ -59,24 +65,58 @@ func (d dirSource) names() ([]string, error) {
 	return names, err
 }
 
-func (d dirSource) lstat(name string) (fs.FileInfo, error) { return d.root.Lstat(name) }
-func (d dirSource) readlink(name string) (string, error)   { return d.root.Readlink(name) }
-func (d dirSource) open(name string) (fs.File, error) {
-	return d.root.OpenFile(name, os.O_RDONLY|openNonblock, 0)
-}
-func (d dirSource) Close() error { return d.root.Close() }
-
-func (d dirSource) sub(name string) (Source, error) {
-	root, err := d.root.OpenRoot(name + onlyDir)
+func (d dirSource) lstat(name string) (fs.FileInfo, error) {
+	root, err := d.at.top()
 	if err != nil {
 		return nil, err
 	}
-	return dirSource{root, filepath.Join(d.path, name)}, nil
+	return root.Lstat(name)
+}
+
+func (d dirSource) readlink(name string) (string, error) {
+	root, err := d.at.top()
+	if err != nil {
+		return "", err
+	}
+	return root.Readlink(name)
+}
+
+func (d dirSource) open(name string) (fs.File, error) {
+	root, err := d.at.top()
+	if err != nil {
+		return nil, err
+	}
+	return root.OpenFile(name, os.O_RDONLY|openNonblock, 0)
+}
+
+func (d dirSource) Close() error {
+	if d.depth == 0 {
+		d.at.close()
+		return d.at.root.Close()
+	}
+	d.at.pop()
+	return nil
+}
+
+func (d dirSource) sub(name string) (Source, error) {
+	if err := d.at.push(name); err != nil {
+		return nil, err
+	}
+	return dirSource{d.at, d.depth + 1, d.path}, nil
+}
+
+// whole returns the path of an entry.
+func (d dirSource) whole(name string) string {
+	parts := []string{d.path}
+	for _, l := range d.at.links {
+		parts = append(parts, l.name)
+	}
+	return filepath.Join(append(parts, name)...)
 }
 
 // follow goes by the path, since a link may leave the tree, which an [os.Root] does not allow.
 func (d dirSource) follow(name string) (Source, string, error) {
-	real, err := filepath.EvalSymlinks(filepath.Join(d.path, name))
+	real, err := filepath.EvalSymlinks(d.whole(name))
 	if err != nil {
 		return nil, "", err
 	}
@@ -85,7 +125,7 @@ func (d dirSource) follow(name string) (Source, string, error) {
 }
 
 func (d dirSource) reopen(name string) func() (fs.File, error) {
-	file := filepath.Join(d.path, name)
+	file := d.whole(name)
 	return func() (fs.File, error) { return os.OpenFile(file, os.O_RDONLY|openNonblock, 0) }
 }
 

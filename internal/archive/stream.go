@@ -27,14 +27,16 @@ func keyOf(name string) nameKey {
 // stream. Symbolic links are passed on as they are, or not, as opt.Links says, and nothing is ever written through them.
 // Missing parents get mode 0755. Devices and FIFOs are left out and listed, set-id and sticky bits are dropped.
 func (t *treeWriter) stream(r io.Reader, limits ExtractOptions) error {
-	if t.opt.MaxName > 0 {
-		limits.MaxName = t.opt.MaxName
+	if t.opt.MaxPath > 0 {
+		limits.MaxName = t.opt.MaxPath
 	}
 	if t.opt.MaxDepth > 0 {
 		limits.MaxDepth = t.opt.MaxDepth
 	}
 	limits = limits.withDefaults()
+	t.dirAt = map[nameKey]int{}
 	var seen Summary
+	limits.Exclude = t.opt.Exclude
 	s := &streamed{t: t, m: newMembers(t.ctx, r, limits, &seen), limits: limits, kinds: map[nameKey]byte{}}
 	for {
 		h, name, err := s.m.next()
@@ -83,11 +85,14 @@ func (s *streamed) member(h *tar.Header, name string) error {
 		return fail(ErrUnsafe, h.Name, "it would replace the destination itself", nil)
 	case name == "": // the destination's mode is not the stream's to set
 		return nil
-	case s.t.opt.Exclude.MatchBelow(name, isDir):
+	case s.m.excluded(name, isDir):
 		return nil
 	case s.reserved(name):
 		s.t.sum.Skip(name, ReasonReserved)
 		return nil
+	}
+	if err := s.t.opt.fits(name); err != nil {
+		return err
 	}
 	dir, _ := split(name)
 	switch h.Typeflag {
@@ -119,7 +124,7 @@ func (s *streamed) member(h *tar.Header, name string) error {
 		if err := s.place(name, dir, tar.TypeReg); err != nil {
 			return err
 		}
-		return s.link(h, name, s.t.opt.Prefix+target)
+		return s.link(h, name, s.t.opt.place(s.t.opt.Prefix+target, false))
 	case tar.TypeFifo:
 		s.t.sum.Skip(name, ReasonFIFO)
 	case tar.TypeChar, tar.TypeBlock:
@@ -156,7 +161,8 @@ func (s *streamed) enter(dir string) error {
 	if dir == "" || dir == s.last {
 		return nil
 	}
-	for i := range len(dir) + 1 {
+	// What leads to the one that was entered last is there, and no member can have changed that.
+	for i := shared(dir, s.last); i <= len(dir); i++ {
 		if i < len(dir) && dir[i] != '/' {
 			continue
 		}
@@ -175,6 +181,17 @@ func (s *streamed) enter(dir string) error {
 	}
 	s.last = dir
 	return nil
+}
+
+// shared returns how long the path is that two directories have in common, if the first one lies below it.
+func shared(dir, other string) int {
+	end := 0
+	for i := 0; i < len(dir) && i < len(other) && dir[i] == other[i]; i++ {
+		if dir[i] == '/' {
+			end = i
+		}
+	}
+	return end
 }
 
 // place notes an entry that is not a directory.
@@ -251,7 +268,11 @@ func (s *streamed) header(h *tar.Header, name string) *tar.Header {
 	if h.Typeflag == tar.TypeSymlink {
 		mode = 0o777
 	}
-	return &tar.Header{Typeflag: h.Typeflag, Name: s.t.opt.Prefix + name, Mode: int64(mode), ModTime: at, Format: tar.FormatGNU}
+	whole := s.t.opt.Prefix + name
+	if h.Typeflag != tar.TypeDir {
+		whole = s.t.opt.place(whole, false)
+	}
+	return &tar.Header{Typeflag: h.Typeflag, Name: whole, Mode: int64(mode), ModTime: at, Format: tar.FormatGNU}
 }
 
 // Reserved returns a function for [WriteOptions.Reserved]: it reserves one path of the tree, "" for none, and the names

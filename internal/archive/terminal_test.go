@@ -178,7 +178,7 @@ func sendTree(t *testing.T, clean bool) {
 	if err := cmd.Wait(); err != nil {
 		t.Errorf("the script ended with %v", err)
 	}
-	t.Cleanup(func() { unlockAll(t, dest) })
+	t.Cleanup(func() { removeAll(t, dest) })
 	if diff := cmp.Diff(describe(t, src), describe(t, dest)); diff != "" {
 		t.Errorf("tree mismatch (-want +got):\n%s", diff)
 	}

@@ -42,10 +42,16 @@ type WriteOptions struct {
 	// Prefix is a directory, "" or with a slash at its end, that stands for the root: it gets the root's mode and time,
 	// and every entry lies in it.
 	Prefix string
-	// MaxName bounds the path of an entry, prefix included, in bytes; 0 for no bound. [ErrLimit] names the first longer one.
+	// MaxName bounds the path of an entry in the archive, prefix included, in bytes; 0 for no bound. [ErrLimit] names the
+	// first longer one.
 	MaxName int
+	// MaxPath bounds the path of an entry in the tree, prefix included, in bytes; 0 for no bound.
+	MaxPath int
 	// MaxDepth bounds the depth of the tree; 0 for no bound.
 	MaxDepth int
+	// Segment is how many levels the tree of the archive has at the most; 0 for no bound. A deeper tree, and one whose paths
+	// would be longer than MaxName, is sent in segments, which the receiver joins: the archive then has a [SegmentsList].
+	Segment int
 	// Links says what a stream's symbolic links out of its tree are, see [LoadTar].
 	Links LinkPolicy
 
@@ -124,7 +130,8 @@ type treeWriter struct {
 	out   *countingWriter
 	buf   []byte
 	links map[fileID]string                               // the first name of each file that has several
-	dirs  []*tar.Header                                   // to be repeated
+	dirs  []sentDir                                       // to be repeated
+	dirAt map[nameKey]int                                 // where they are in dirs, of a stream, which may name one twice
 	found *[]large                                        // where a walk that only counts notes large files; nil for none
 	apart []large                                         // files that are sent beside the archive, in the order of the walk
 	met   int                                             // how many of them the walk has met
@@ -134,6 +141,12 @@ type treeWriter struct {
 	have  func(name string) bool                          // whether the receiver has the entry; nil for none
 	looks hash.Hash                                       // of all that was seen but content; nil when nobody asks
 	sum   Summary
+}
+
+// sentDir is a directory of which the header was sent.
+type sentDir struct {
+	name   string // in the tree, prefix included
+	header *tar.Header
 }
 
 type countingWriter struct {
@@ -173,23 +186,31 @@ func (t *treeWriter) finish(err error) (Summary, error) {
 func (t *treeWriter) repeat() error {
 	var modes strings.Builder
 	holders := parents(t.apart) // made before the archive is extracted
-	for _, h := range slices.Backward(t.dirs) {
-		if err := t.header(h); err != nil {
+	for _, d := range slices.Backward(t.dirs) {
+		if err := t.header(d.header); err != nil {
 			return err
 		}
-		inner := strings.TrimSuffix(strings.TrimPrefix(h.Name, t.opt.Prefix), "/")
-		if h.Mode&0o700 != 0o700 || holders[inner] || inner == "" {
-			fmt.Fprintf(&modes, "chmod %o %s || exit 1\n", h.Mode, script.Quote("./"+h.Name))
+		inner := strings.TrimPrefix(d.name+"/", t.opt.Prefix)
+		if d.header.Mode&0o700 != 0o700 || holders[strings.TrimSuffix(inner, "/")] || inner == "" {
+			fmt.Fprintf(&modes, "chmod %o %s || exit 1\n", d.header.Mode, script.Quote("./"+d.header.Name))
 		}
 	}
-	if modes.Len() == 0 {
-		return nil
-	}
-	h := &tar.Header{Typeflag: tar.TypeReg, Name: ModesMember, Mode: 0o600, Size: int64(modes.Len()), Format: tar.FormatGNU}
-	if err := t.header(h); err != nil {
+	if err := t.script(ModesMember, modes.String()); err != nil {
 		return err
 	}
-	_, err := io.WriteString(t.tw, modes.String())
+	return t.script(SegmentsList, t.opt.joins(t.dirs))
+}
+
+// script writes a member with shell commands, if there are any.
+func (t *treeWriter) script(name, text string) error {
+	if text == "" {
+		return nil
+	}
+	err := t.header(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o600, Size: int64(len(text)), Format: tar.FormatGNU})
+	if err != nil {
+		return err
+	}
+	_, err = io.WriteString(t.tw, text)
 	return t.writeError(err)
 }
 
@@ -237,7 +258,7 @@ func (t *treeWriter) metAll() error {
 func (t *treeWriter) dir(src Source, dir string) error {
 	names, err := src.names()
 	if err != nil {
-		return fail(ErrSource, dir, "", err)
+		return sourceError(dir, err)
 	}
 	for _, base := range names {
 		if err := t.ctx.Err(); err != nil {
@@ -262,11 +283,8 @@ func (t *treeWriter) entry(src Source, base, name string) error {
 		t.sum.Skip(name, ReasonReserved)
 		return nil
 	}
-	if t.opt.MaxName > 0 && len(t.opt.Prefix)+len(name) > t.opt.MaxName {
-		return failf(ErrLimit, name, "its path has more than %d bytes", t.opt.MaxName)
-	}
-	if t.opt.MaxDepth > 0 && strings.Count(name, "/") >= t.opt.MaxDepth {
-		return failf(ErrLimit, name, "more than %d levels deep", t.opt.MaxDepth)
+	if err := t.opt.fits(name); err != nil {
+		return err
 	}
 	if t.opt.Follow && fi.Mode()&fs.ModeSymlink != 0 {
 		at, real, err := src.follow(base)
@@ -334,8 +352,17 @@ func (t *treeWriter) subdir(src Source, base, name string, fi fs.FileInfo) error
 
 // directory writes the header of a directory, and remembers it if it is to be repeated.
 func (t *treeWriter) directory(h *tar.Header) error {
+	name := strings.TrimSuffix(h.Name, "/")
+	h.Name = t.opt.place(name, true) + "/"
 	if t.opt.RepeatDirs && t.tw != nil {
-		t.dirs = append(t.dirs, h)
+		if i, ok := t.dirAt[keyOf(name)]; ok {
+			t.dirs[i].header = h
+		} else {
+			t.dirs = append(t.dirs, sentDir{name, h})
+			if t.dirAt != nil {
+				t.dirAt[keyOf(name)] = len(t.dirs) - 1
+			}
+		}
 		first := *h
 		first.Mode |= 0o700
 		h = &first
@@ -382,7 +409,7 @@ func (t *treeWriter) file(src Source, base, name string, fi fs.FileInfo) error {
 	if several {
 		if first, ok := t.links[id]; ok {
 			h := t.newHeader(tar.TypeLink, name, fi)
-			h.Linkname = t.opt.Prefix + first
+			h.Linkname = t.opt.place(t.opt.Prefix+first, false)
 			if err := t.header(h); err != nil {
 				return err
 			}
@@ -524,7 +551,11 @@ func (t *treeWriter) newHeader(kind byte, name string, fi fs.FileInfo) *tar.Head
 	if t.opt.timeless {
 		at = time.Unix(0, 0)
 	}
-	return &tar.Header{Typeflag: kind, Name: t.opt.Prefix + name, Mode: int64(permissions(fi, t.opt)), ModTime: at, Format: tar.FormatGNU}
+	whole := t.opt.Prefix + name
+	if kind != tar.TypeDir {
+		whole = t.opt.place(whole, false)
+	}
+	return &tar.Header{Typeflag: kind, Name: whole, Mode: int64(permissions(fi, t.opt)), ModTime: at, Format: tar.FormatGNU}
 }
 
 func permissions(fi fs.FileInfo, opt WriteOptions) fs.FileMode {
@@ -566,6 +597,9 @@ func same(a, b fs.FileInfo) bool {
 func sourceError(name string, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return fail(ErrChanged, name, "it vanished", nil)
+	}
+	if errors.Is(err, errSwapped) {
+		return fail(ErrChanged, name, errSwapped.Error(), nil)
 	}
 	return fail(ErrSource, name, "", err)
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -33,7 +34,7 @@ func TestTreeSurvivesARoundTrip(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(func() { unlockAll(t, dest) })
+			t.Cleanup(func() { removeAll(t, dest) })
 			if diff := cmp.Diff(describe(t, src), describe(t, dest)); diff != "" {
 				t.Errorf("tree mismatch (-want +got):\n%s", diff)
 			}
@@ -49,14 +50,26 @@ func TestTreeSurvivesARoundTrip(t *testing.T) {
 	}
 }
 
+// unlockAll makes directories accessible, for whoever looks at them.
 func unlockAll(t testing.TB, dir string) {
+	t.Helper()
+	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if d != nil && d.IsDir() {
+			_ = os.Chmod(path, 0o700)
+		}
+		return err
+	})
+}
+
+// removeAll removes what [testing.T.TempDir] could not.
+func removeAll(t testing.TB, dir string) {
 	t.Helper()
 	root, err := os.OpenRoot(filepath.Dir(dir))
 	if err != nil {
 		return
 	}
 	defer root.Close()
-	unlock(root, filepath.Base(dir))
+	_ = removeTree(root, filepath.Base(dir))
 }
 
 // The extractors of sandboxes read what WriteTree writes.
@@ -81,7 +94,7 @@ func TestTarToolsExtractTheTree(t *testing.T) {
 			if err := os.Remove(filepath.Join(dest, ModesMember)); err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(func() { unlockAll(t, dest) })
+			t.Cleanup(func() { removeAll(t, dest) })
 			if tool[0] == "busybox" {
 				// It makes links with ".." last of all, after it has set the directory's time.
 				old := time.Unix(1_000_000_000, 0)
