@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"math"
 	"strings"
 	"sync"
 	"time"
@@ -30,12 +31,17 @@ type executeResult struct {
 	Metadata map[string]any `json:"metadata"`
 }
 
-// timeout is a command's lifetime: what the call says, else what the settings do.
-func (p executeParams) timeout(s settings) time.Duration {
-	if p.TimeoutMs > 0 {
-		return time.Duration(p.TimeoutMs) * time.Millisecond
+// timeouts are the command's lifetime, which the call says, or else the settings do, and the longer one of the call, for
+// which the host waits 30 s more.
+func (p executeParams) timeouts(s settings) (command, call time.Duration) {
+	switch {
+	case p.TimeoutMs > 0:
+		command = time.Duration(min(p.TimeoutMs, math.MaxInt32)) * time.Millisecond // more the host cannot wait
+		return command, command + hostDefault - reserve
+	case s.TimeoutMs != nil:
+		return s.timeout(), s.deadline()
 	}
-	return s.timeout() - reserve/2
+	return s.timeout() - reserve, s.deadline()
 }
 
 // execute is environmentExecute. An exit code other than 0 is a result, and so is a command that took too long; an error
@@ -45,14 +51,15 @@ func (w *worker) execute(ctx context.Context, c call, p executeParams) (any, err
 	if err != nil {
 		return nil, err
 	}
-	ctx, stop := context.WithTimeout(ctx, p.timeout(c.settings)+hostDefault-reserve)
+	lifetime, limit := p.timeouts(c.settings)
+	ctx, stop := context.WithTimeout(ctx, limit)
 	defer stop()
 	ctx, done := w.executions.begin(ctx, executionKey{c.key(ref), p.ExecutionID})
 
 	out := newOutput(w.executeLog(ctx))
 	cmd := leasehold.Command{
 		Args: append([]string{p.Command}, p.Args...), Dir: p.Cwd, Env: make(map[string]string),
-		Stdout: &out.stdout, Stderr: &out.stderr, Timeout: p.timeout(c.settings),
+		Stdout: &out.stdout, Stderr: &out.stderr, Timeout: lifetime,
 	}
 	for key, value := range p.Env {
 		if text, ok := value.(string); ok {

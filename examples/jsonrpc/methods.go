@@ -21,16 +21,17 @@ func (w *worker) methods() map[string]method {
 		"initialize": w.initialize,
 		"health":     func(context.Context, json.RawMessage) (any, error) { return map[string]string{"status": "ok"}, nil },
 
-		"environmentValidateConfig":   plain(hostDefault, func(_ context.Context, p validateParams) (any, error) { return w.validate(p) }),
-		"environmentProbe":            environmentCall(w, atMost(120*time.Second), w.probe),
-		"environmentAcquireLease":     environmentCall(w, settings.deadline, w.acquire),
-		"environmentResumeLease":      environmentCall(w, atMost(60*time.Second), w.resume),
-		"environmentReleaseLease":     environmentCall(w, settings.deadline, w.release),
-		"environmentDestroyLease":     environmentCall(w, settings.deadline, w.destroy),
-		"environmentRealizeWorkspace": environmentCall(w, settings.deadline, w.realize),
-		"environmentExecute":          environmentCall(w, unlimited, w.execute), // it has a deadline of its own
-		"environmentSyncIn":           environmentCall(w, settings.deadline, w.syncIn),
-		"environmentSyncOut":          environmentCall(w, settings.deadline, w.syncOut),
+		"environmentValidateConfig":        plain(hostDefault, func(_ context.Context, p validateParams) (any, error) { return w.validate(p) }),
+		"environmentProbe":                 environmentCall(w, atMost(120*time.Second), w.probe),
+		"environmentAcquireLease":          environmentCall(w, settings.deadline, w.acquire),
+		"environmentResumeLease":           environmentCall(w, atMost(60*time.Second), w.resume),
+		"environmentReleaseLease":          environmentCall(w, settings.deadline, w.release),
+		"environmentDestroyLease":          environmentCall(w, settings.deadline, w.destroy),
+		"environmentRealizeWorkspace":      environmentCall(w, settings.deadline, w.realize),
+		"environmentExecute":               environmentCall(w, unlimited, w.execute), // it has a deadline of its own
+		"environmentSyncIn":                environmentCall(w, settings.deadline, w.syncIn),
+		"environmentSyncOut":               environmentCall(w, settings.deadline, w.syncOut),
+		"environmentRunnerIngressEndpoint": environmentCall(w, settings.deadline, w.runnerIngress),
 
 		"loginPtyOpen":  plain(hostDefault, w.openLogin),
 		"loginPtyStop":  plain(hostDefault, w.stopLogin),
@@ -41,6 +42,8 @@ func (w *worker) methods() map[string]method {
 		"duplexChannelClose": plain(hostClose, w.closeDuplex),
 
 		// Newer hosts only.
+		"prepareIdleSleep":           plain(hostDefault, w.prepareIdleSleep),
+		"releaseIdleSleep":           plain(hostDefault, w.releaseIdleSleep),
 		"environmentStopLease":       environmentCall(w, atMost(60*time.Second), w.stop),
 		"environmentCancelExecution": environmentCall(w, atMost(hostDefault), w.cancelExecution),
 	}
@@ -58,7 +61,7 @@ func (w *worker) orderedMethods() map[string]orderedMethod {
 var unavailable = []string{
 	"validateConfig", "configChanged", "onEvent", "runJob", "handleWebhook", "getData", "performAction", "executeTool",
 	"environmentStartInteractiveSetup", "environmentGetInteractiveSetup", "environmentCaptureTemplate",
-	"environmentCancelInteractiveSetup", "environmentDeleteTemplate", "environmentRunnerIngressEndpoint",
+	"environmentCancelInteractiveSetup", "environmentDeleteTemplate",
 	"environmentTask", "environmentAcquireServiceLease", "environmentGetServiceConnection", "environmentDeleteServiceData",
 	"environmentDeleteTaskWorkspaceData", "environmentService", "environmentProcessHandoff", "environmentRunProcessControl",
 	"environmentRunnerRecovery", "environmentRunnerRecoveryExecute",

@@ -60,10 +60,21 @@ func (p *providers) get(company string, s settings) (_ leasehold.Provider, done 
 	}), nil
 }
 
-// evict closes the providers that nobody used for a while.
+// all returns the providers there are.
+func (p *providers) all() []leasehold.Provider {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var all []leasehold.Provider
+	for _, entry := range p.entries {
+		all = append(all, entry.Provider)
+	}
+	return all
+}
+
+// evict closes the providers that nobody used for a while, and that have nothing to remember.
 func (p *providers) evict() {
 	for id, entry := range p.entries {
-		if entry.users == 0 && time.Since(entry.used) > idleTime {
+		if entry.users == 0 && time.Since(entry.used) > idleTime && entry.Idle().Idle {
 			delete(p.entries, id)
 			go closeProvider(context.Background(), entry)
 		}

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 )
 
 // message is one line of either direction: a request, a notification (no id), or a reply (no method).
@@ -56,6 +57,7 @@ type server struct {
 	out         *lineWriter
 	log         *slog.Logger
 	handlers    sync.WaitGroup
+	underWay    atomic.Int64 // requests not answered yet
 }
 
 // serve reads until the input ends, ctx ends, or the host asks to shut down. It returns once every handler has: they see
@@ -139,8 +141,10 @@ func (s *server) accept(ctx context.Context, line []byte) (goodbye json.RawMessa
 		rest := ordered(m.Params)
 		serve = func(ctx context.Context, _ json.RawMessage) (any, error) { return rest(ctx) }
 	}
+	s.underWay.Add(1)
 	s.handlers.Go(func() {
 		result, err := s.call(ctx, serve, m)
+		s.underWay.Add(-1) // before the host knows
 		s.reply(m.ID, result, err)
 	})
 	return nil

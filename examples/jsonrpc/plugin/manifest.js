@@ -29,6 +29,7 @@ export default {
         incrementalSessionOutput: true,
         concurrentSyncOperations: true,
         duplexCommandStream: true,
+        runnerWebSocketIngress: true,
       },
       configSchema: {
         type: "object",
