@@ -39,6 +39,15 @@ func driveClient(t *testing.T, server *emulator.Server) {
 	_, _, err = c.PreviewURL(ctx, sb.ID, 8080)
 	ok(t, "preview", err)
 
+	_, token, err := c.SignPreview(ctx, sb.ID, 8080, 60)
+	ok(t, "signed preview", err)
+	ok(t, "expire", c.ExpirePreview(ctx, sb.ID, 8080, token))
+	ssh, err := c.CreateSSH(ctx, sb.ID, 30)
+	ok(t, "ssh", err)
+	ok(t, "revoke ssh", c.RevokeSSH(ctx, sb.ID, ssh.Token))
+	ok(t, "revoke all ssh", c.RevokeSSH(ctx, sb.ID, ""))
+	driveClientSnapshots(t, server, c, sb.ID)
+
 	box := c.Toolbox(got)
 	_, err = box.Version(ctx)
 	ok(t, "version", err)
@@ -60,6 +69,37 @@ func driveClient(t *testing.T, server *emulator.Server) {
 	server.Sandbox(sb.ID).Force(emulator.StateError, "timeout while starting", true)
 	ok(t, "recover", c.Recover(ctx, sb.ID))
 	settle()
+}
+
+func driveClientSnapshots(t *testing.T, server *emulator.Server, c *daytona.Client, sandbox string) {
+	ctx := deadline(t)
+	built, err := c.CreateSnapshot(ctx, daytona.SnapshotRequest{
+		Name: "client-built", Dockerfile: "FROM debian:13\nRUN true\n", Entrypoint: []string{"sleep", "infinity"}, Region: "us",
+		Resources: daytona.Resources{CPU: 1, Memory: 2, Disk: 3},
+	})
+	ok(t, "build", err)
+	address, err := c.BuildLogURL(ctx, built.ID)
+	ok(t, "address of the log", err)
+	for {
+		log, err := c.BuildLog(ctx, address, true)
+		if err != nil {
+			status(t, "log", err, 400) // the build has not begun
+			continue
+		}
+		_, err = io.Copy(io.Discard, log)
+		ok(t, "log", err)
+		log.Close()
+		break
+	}
+	_, err = c.CreateSnapshot(ctx, daytona.SnapshotRequest{Name: "client-pulled", Image: "debian:13"})
+	ok(t, "pull", err)
+	ok(t, "capture", c.Capture(ctx, sandbox, "client-captured"))
+	server.Sandbox(sandbox).Settle(10 * time.Second)
+	for _, name := range []string{"client-built", "client-pulled", "client-captured"} {
+		read, err := c.GetSnapshot(ctx, name)
+		ok(t, "snapshot", err)
+		ok(t, "delete snapshot", c.DeleteSnapshot(ctx, read.ID))
+	}
 }
 
 func driveClientCommands(t *testing.T, box *daytona.Toolbox) {

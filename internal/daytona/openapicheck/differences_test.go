@@ -20,6 +20,8 @@ var replyWithSandbox = []string{
 	"POST /sandbox/{sandboxIdOrName}/autostop/{interval}",
 	"POST /sandbox/{sandboxIdOrName}/autoarchive/{interval}",
 	"POST /sandbox/{sandboxIdOrName}/autodelete/{interval}",
+	"POST /sandbox/{sandboxIdOrName}/snapshot",
+	"DELETE /sandbox/{sandboxIdOrName}/ssh-access",
 }
 
 // withLifetime are those that were made with a sandbox that has a lifetime.
@@ -32,6 +34,8 @@ var withLifetime = []string{
 	"POST /sandbox/{sandboxIdOrName}/archive",
 	"POST /sandbox/{sandboxIdOrName}/recover",
 	"POST /sandbox/{sandboxIdOrName}/autodelete/{interval}",
+	"POST /sandbox/{sandboxIdOrName}/snapshot",
+	"DELETE /sandbox/{sandboxIdOrName}/ssh-access",
 }
 
 // differences are all the ways in which the emulator is not as the documents say.
@@ -77,6 +81,8 @@ var differences = []difference{
 		source: measured, why: "as in a sandbox alone"},
 	{document: control, operations: []string{"GET /sandbox/{sandboxIdOrName}/build-logs"}, status: 200, kind: ResponseBody,
 		instead: plainText, source: clients, why: "the document declares no body; the SDK reads lines of text"},
+	{document: control, operations: []string{"GET /snapshots/{id}/build-logs"}, status: 200, kind: ResponseBody,
+		instead: plainText, source: clients, why: "the document declares no body; the SDK reads lines of text"},
 	{document: control, operations: []string{"GET /health"}, status: 200, kind: ResponseBody,
 		instead: object("status", "version"), source: chosen, why: "the document declares no body"},
 
@@ -99,6 +105,9 @@ var differences = []difference{
 		"GET /sandbox/{sandboxIdOrName}/ports/{port}/preview-url",
 		"POST /sandbox/{sandboxIdOrName}/ports/{port}/signed-preview-url/{token}/expire",
 	}},
+	{document: control, status: 404, kind: Status, instead: apiError, source: read, why: "no such sandbox or snapshot", operations: []string{
+		"POST /sandbox/{sandboxIdOrName}/ssh-access", "DELETE /sandbox/{sandboxIdOrName}/ssh-access", "DELETE /snapshots/{id}",
+	}},
 	{document: control, status: 400, kind: Status, instead: either(apiError, apiSyntax), source: measured,
 		why: "a body that is no JSON, in three fields; or one that is wrong", operations: []string{
 			"POST /sandbox", "PUT /sandbox/{sandboxIdOrName}/labels",
@@ -120,6 +129,18 @@ var differences = []difference{
 	{document: control, status: 403, kind: Status, instead: apiError, source: read, why: "the organisation is suspended", operations: []string{
 		"POST /sandbox",
 	}},
+	{document: control, operations: []string{"GET /snapshots/{id}"}, status: 404, kind: ResponseBody, instead: apiError, source: read,
+		why: "the document knows the status, and declares no body"},
+	{document: control, operations: []string{"POST /snapshots"}, status: 400, kind: ResponseBody, instead: either(apiError, apiSyntax), source: read,
+		why: "the document knows the status, and declares no body"},
+	{document: control, status: 400, kind: Status, instead: apiError, source: read, why: "wrong parameters, or an id that is none", operations: []string{
+		"POST /sandbox/{sandboxIdOrName}/ssh-access", "POST /sandbox/{sandboxIdOrName}/snapshot", "DELETE /snapshots/{id}",
+	}},
+	{document: control, status: 409, kind: Status, instead: apiError, source: read, why: "the name is taken", operations: []string{
+		"POST /snapshots", "POST /sandbox/{sandboxIdOrName}/snapshot",
+	}},
+	{document: control, operations: []string{"DELETE /snapshots/{id}"}, status: 403, kind: Status, instead: apiError, source: read,
+		why: "the snapshot is the provider's, for everybody"},
 	{document: control, status: 429, kind: Status, instead: apiError, source: read, why: "too many requests", operations: []string{
 		"POST /sandbox", "GET /sandbox/{sandboxIdOrName}",
 	}},

@@ -74,6 +74,12 @@ func driveRest(t *testing.T, server *emulator.Server) {
 	api.call(200, "GET /sandbox/"+sb.ID+"/toolbox-proxy-url", "")
 	api.call(200, "GET /sandbox/"+sb.ID+"/organization", "")
 	api.call(200, "GET /sandbox/rest-image/build-logs?follow=true", "")
+	var access struct{ Token string }
+	ok(t, "ssh", json.Unmarshal(api.call(200, "POST /sandbox/rest/ssh-access?expiresInMinutes=5", ""), &access))
+	api.call(200, "GET /sandbox/ssh-access/validate?token="+access.Token, "")
+	api.call(200, "GET /snapshots?page=1&limit=1&name=daytona", "")
+	api.call(200, "POST /snapshots", `{"name":"rest-built","buildInfo":{"dockerfileContent":"FROM debian:13\n"}}`)
+	api.call(200, "GET /snapshots/rest-built/build-logs?follow=true", "")
 	api.call(200, "POST /sandbox/rest/public/true", "")
 	api.call(200, "POST /sandbox/rest/autostop/30", "")
 	api.call(200, "POST /sandbox/rest/ttl/90", "")
@@ -126,7 +132,9 @@ func driveRefusals(t *testing.T, server *emulator.Server) {
 		for _, line := range []string{
 			"GET /sandbox/none", "DELETE /sandbox/none", "POST /sandbox/none/start", "POST /sandbox/none/stop", "POST /sandbox/none/archive",
 			"POST /sandbox/none/recover", "POST /sandbox/none/autodelete/1", "POST /sandbox/none/last-activity",
-			"GET /sandbox/none/ports/1/preview-url", "GET /sandbox/refused/toolbox-proxy-url", "POST /sandbox/refused/ports/1/signed-preview-url/none/expire",
+			"GET /sandbox/none/ports/1/preview-url", "GET /sandbox/refused/toolbox-proxy-url",
+			"POST /sandbox/none/ports/1/signed-preview-url/none/expire", "POST /sandbox/none/ssh-access", "DELETE /sandbox/none/ssh-access",
+			"GET /snapshots/none", "DELETE /snapshots/00000000-0000-4000-8000-000000000000",
 		} {
 			api.call(404, line, "")
 		}
@@ -167,6 +175,17 @@ func driveRefusals(t *testing.T, server *emulator.Server) {
 		} {
 			api.call(400, line, "")
 		}
+		api.call(400, "POST /sandbox/refused/ssh-access?expiresInMinutes=x", "")
+		api.call(400, "DELETE /snapshots/refused", "")
+		api.call(400, "POST /snapshots", `{"name":"a b","imageName":"debian:13"}`)
+		api.call(400, "POST /snapshots", `{`)
+		api.call(400, "POST /sandbox/refused/snapshot", `{}`)
+		api.call(200, "POST /snapshots", `{"name":"twice","imageName":"debian:13"}`)
+		api.call(409, "POST /snapshots", `{"name":"twice","imageName":"debian:13"}`)
+		api.call(409, "POST /sandbox/refused/snapshot", `{"name":"twice"}`)
+		var general struct{ ID string }
+		ok(t, "general snapshot", json.Unmarshal(api.call(200, "GET /snapshots/inactive", ""), &general))
+		api.call(403, "DELETE /snapshots/"+general.ID, "")
 		api.call(400, "PUT /sandbox/refused/labels", `{}`)
 		api.call(400, "PUT /sandbox/refused/labels", `{`)
 	})

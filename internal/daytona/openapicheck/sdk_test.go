@@ -66,6 +66,8 @@ func driveSDK(t *testing.T, server *emulator.Server) {
 	signed, err := sb.GetSignedPreviewLink(ctx, 3000, 60)
 	ok(t, "signed preview link", err)
 	ok(t, "expire", sb.ExpireSignedPreviewLink(ctx, 3000, signed.Token))
+	ok(t, "capture", sb.ExperimentalCreateSnapshot(ctx, "sdk-captured"))
+	driveSDKSnapshots(t, ctx, sdk)
 	_, err = sb.GetWorkingDir(ctx)
 	ok(t, "working directory", err)
 	home, err := sb.GetUserHomeDir(ctx)
@@ -82,6 +84,28 @@ func driveSDK(t *testing.T, server *emulator.Server) {
 	server.Sandbox(sb.ID).Settle(10 * time.Second)
 	ok(t, "delete", sb.Delete(ctx))
 	ok(t, "delete", image.Delete(ctx))
+}
+
+func driveSDKSnapshots(t *testing.T, ctx context.Context, sdk *daytona.Client) {
+	_, log, err := sdk.Snapshot.Create(ctx, &types.CreateSnapshotParams{Name: "sdk-built", Image: daytona.Base("debian:13").Run("true")})
+	ok(t, "build", err)
+	var last string
+	for line := range log {
+		last = line
+	}
+	if want := "Created snapshot sdk-built (active)"; last != want {
+		t.Errorf("build: the log ended with %q, want %q", last, want)
+	}
+	list, err := sdk.Snapshot.List(ctx, nil, nil)
+	ok(t, "list", err)
+	for _, name := range []string{"sdk-built", "sdk-captured"} {
+		made, err := sdk.Snapshot.Get(ctx, name)
+		ok(t, "snapshot", err)
+		ok(t, "delete snapshot", sdk.Snapshot.Delete(ctx, made))
+	}
+	if list.Total < 3 {
+		t.Errorf("list: %d snapshots, want the two made and the general ones", list.Total)
+	}
 }
 
 func driveSDKProcesses(t *testing.T, ctx context.Context, process *daytona.ProcessService, home string) {
