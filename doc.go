@@ -35,6 +35,8 @@
 //   - [Lease] is one sandbox in use; [LeaseRef] is the same as plain data, to be stored.
 //   - [Executor] runs commands in it; [Process] is one that was started, [CommandRef] the same as plain data.
 //   - [Importer] and [Exporter] move files: directories, single files, file systems, tar streams.
+//   - [Endpoint] reaches a service on a port of the sandbox; [SSHAccess] lets a person in.
+//   - [Snapshots] makes what sandboxes are created from: builds, and captures of a lease's files.
 //   - [Store] is the durable list of what a host has to give back; a [Sweeper] works off what dead hosts left on it.
 //   - [Error] is the one error type, with a [Kind] and a sentinel for each.
 //   - [FaultPlan] makes the local backend lose replies and sandboxes, to test a host against.

@@ -21,6 +21,18 @@
 //	Recover, Delete            |                  | poll; it has no Recover
 //	SetAutoDelete, SetLabels,  | generated client | the SDK loses the server's message, reads again after SetLabels, and
 //	PreviewURL, Touch          |                  | has no Touch
+//	SignPreview, ExpirePreview | generated client | the SDK loses the server's message and takes any answer
+//	Preview, DialSocket        | plain HTTP,      | the SDK sends nothing through a preview. They go out without the
+//	                           | websocket        | API's credential
+//	CreateSSH, RevokeSSH       | generated client | the SDK has neither
+//	CreateSnapshot             | generated client | the SDK polls in a goroutine of its own, turns lines of log into a
+//	                           |                  | channel, cuts the log off when the build ends, and loses the id when
+//	                           |                  | the creation fails. Its build contexts (S3) are left out
+//	Capture                    | generated client | the SDK's waits for the sandbox, and takes its return for a success
+//	GetSnapshot,               | generated client | the SDK loses the server's message; the reply is decoded here, since
+//	DeleteSnapshot             |                  | the model demands 14 fields
+//	BuildLogURL                | generated client | the SDK uses the deprecated call that it replaces
+//	BuildLog                   | plain HTTP       | the SDK's reader is not exported, and cut off by the 60 s of its client
 //	WorkDir, HomeDir, Version  | generated client | the SDK reaches them only through its own Sandbox
 //	CreateSession,             | SDK              | right as they are
 //	DeleteSession              |                  |
