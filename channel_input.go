@@ -12,7 +12,7 @@ import (
 const (
 	// inputPages is how many pages a pipe has in Linux, and inputPage how large one is at least. Each piece of input takes
 	// pages of its own.
-	inputPages = 16
+	inputPages = 34
 	inputPage  = 4096
 	// killTime is how long the end of a program that was killed is waited for.
 	killTime = 500 * time.Millisecond

@@ -4,17 +4,11 @@ import (
 	"context"
 	"errors"
 	"io"
-	"log/slog"
-	"net/http"
 	"strings"
-	"time"
 
 	"github.com/leasehold-go/leasehold/internal/archive"
 	"github.com/leasehold-go/leasehold/internal/daytona"
 )
-
-// terminalCleanupTimeout bounds the removal of a terminal, whatever became of the export.
-const terminalCleanupTimeout = 5 * time.Second
 
 // throughTerminal exports without a file in the sandbox, see [RouteTerminal].
 func (x *Exporter) throughTerminal(ctx context.Context, op string, job exportJob, m *meter, watch *watch) (archive.Summary, error) {
@@ -30,7 +24,7 @@ func (x *Exporter) throughTerminal(ctx context.Context, op string, job exportJob
 	// The archive cannot be larger than the disk on which the files are; the provider reports that in GiB.
 	limit := int64(sb.Disk * (1 << 30))
 	id := strings.TrimPrefix(archive.StageName(), ".")
-	conn, err := t.openTerminal(ctx, id)
+	conn, err := t.openTerminal(ctx, id, archive.TerminalEnv(job.request))
 	if err != nil {
 		t.closeTerminal(ctx, id)
 		return archive.Summary{}, t.l.observe(op, err)
@@ -65,16 +59,10 @@ func (x *Exporter) throughTerminal(ctx context.Context, op string, job exportJob
 }
 
 // openTerminal starts a terminal of an id that nobody else can have, and connects to it.
-func (t *transfer) openTerminal(ctx context.Context, id string) (*daytona.PTYConn, error) {
-	// Few rows keep zsh from asking a new user how to configure it; no history is written.
-	request := daytona.PTYRequest{ID: id, Rows: 10, Env: map[string]string{"TERM": "dumb", "HISTFILE": "/dev/null"}}
-	err := t.box.CreatePTY(ctx, request)
-	var remote *daytona.Error
-	if errors.As(err, &remote) && ctx.Err() == nil && unanswered(remote) {
-		err = t.box.CreatePTY(ctx, request)
-		if errors.As(err, &remote) && remote.Status == http.StatusConflict { // the first request did arrive
-			err = nil
-		}
+func (t *transfer) openTerminal(ctx context.Context, id string, env map[string]string) (*daytona.PTYConn, error) {
+	err := createPTY(ctx, t.box, id, env)
+	if taken(err) { // by a first delivery of the request
+		err = nil
 	}
 	if err != nil {
 		return nil, err
@@ -86,21 +74,7 @@ func (t *transfer) openTerminal(ctx context.Context, id string) (*daytona.PTYCon
 func (t *transfer) closeTerminal(ctx context.Context, id string) {
 	remove := func() {
 		defer t.done()
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), terminalCleanupTimeout)
-		defer cancel()
-		var pause backoff
-		for {
-			err := t.box.DeletePTY(ctx, id)
-			var remote *daytona.Error
-			if err == nil || errors.As(err, &remote) && remote.Status == http.StatusNotFound {
-				return
-			}
-			if pause.wait(ctx, 0) != nil {
-				t.l.p.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "leasehold: the terminal of an export may be left in the sandbox",
-					slog.String("op", t.op))
-				return
-			}
-		}
+		_ = removePTY(context.WithoutCancel(ctx), t.l, t.box, t.op, id) // which logs it
 	}
 	if ctx.Err() != nil {
 		go remove()

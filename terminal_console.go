@@ -25,6 +25,8 @@ const (
 	maxTerminalNoise = 1 << 20
 	// pingTime is how long a connection is left alone, and how long the answer to a ping may take.
 	pingTime = 15 * time.Second
+	// terminalCleanupTimeout bounds the removal of a terminal, whatever became of what it was for.
+	terminalCleanupTimeout = 5 * time.Second
 	// hangUpTime is how long the end of a script that was told to end is waited for.
 	hangUpTime = 2 * time.Second
 )
@@ -197,15 +199,12 @@ func (c *console) opening(ctx context.Context, f func(context.Context) error) er
 	return e
 }
 
-// create makes the terminal, once whatever happens to the request: its name and its mark are nobody else's.
+// create makes the terminal, once whatever happens to the request: its mark is nobody else's.
 func (c *console) create(ctx context.Context, env map[string]string) error {
-	request := daytona.PTYRequest{ID: c.name, Rows: 10, Env: env}
-	err := createPTY(ctx, c.box, request)
-	var remote *daytona.Error
-	if !errors.As(err, &remote) || remote.Status != http.StatusConflict {
+	err := createPTY(ctx, c.box, c.name, env)
+	if !taken(err) {
 		return err
 	}
-	// A proxy may have delivered the request twice.
 	found, err := c.box.DescribePTY(ctx, c.name)
 	if err == nil && script.CarriedMark(found) != c.mark {
 		c.removed = true // it is not ours to remove
@@ -214,14 +213,22 @@ func (c *console) create(ctx context.Context, env map[string]string) error {
 	return err
 }
 
-// createPTY creates a terminal, and does so again if the answer was lost.
-func createPTY(ctx context.Context, box *daytona.Toolbox, request daytona.PTYRequest) error {
+// createPTY creates a terminal, and does so again if the answer was lost. An error that is taken may be due to that, or to a
+// proxy that delivered the request twice.
+func createPTY(ctx context.Context, box *daytona.Toolbox, name string, env map[string]string) error {
+	request := daytona.PTYRequest{ID: name, Rows: script.TerminalRows, Env: env}
 	err := box.CreatePTY(ctx, request)
 	var remote *daytona.Error
 	if errors.As(err, &remote) && ctx.Err() == nil && unanswered(remote) {
 		err = box.CreatePTY(ctx, request)
 	}
 	return err
+}
+
+// taken reports that a terminal was not created because there is one of its name.
+func taken(err error) bool {
+	var remote *daytona.Error
+	return errors.As(err, &remote) && remote.Status == http.StatusConflict
 }
 
 // connect connects, and begins to receive.

@@ -30,7 +30,8 @@ const (
 	terminalTools    = "bash tar dd base64 sha256sum tee sed head stty"
 )
 
-// Terminal reads the archive of a [RemoteExport] from a terminal on which a login shell runs. The sandbox sends one chunk
+// Terminal reads the archive of a [RemoteExport] from a terminal on which a login shell runs, in the environment of
+// [TerminalEnv]. The sandbox sends one chunk
 // at a time, and the next one only when Read is called and all earlier bytes have been taken. It ends with io.EOF only
 // when tar has ended well and the digest of what was read is the one of what tar wrote. Where the way to the terminal
 // proves to keep every byte, the archive comes as it is, else as base64.
@@ -57,7 +58,7 @@ type Terminal struct {
 // directory's name, of which nothing else is used: none is made.
 func NewTerminal(rw io.ReadWriter, r RemoteExport, limit int64) *Terminal {
 	return &Terminal{
-		rw: rw, in: bufio.NewReaderSize(rw, 64<<10), r: r, mark: strings.TrimPrefix(r.Scratch[strings.LastIndexByte(r.Scratch, '/')+1:], "."),
+		rw: rw, in: bufio.NewReaderSize(rw, 64<<10), r: r, mark: markOf(r),
 		limit: limit, sum: sha256.New(),
 	}
 }
@@ -68,17 +69,22 @@ func (t *Terminal) Reply() *Reply { return t.reply }
 // Size returns how much was read.
 func (t *Terminal) Size() int64 { return t.size }
 
-// launch returns the line to type. It makes the terminal raw, so that nothing is echoed or changed, and has Bash read
-// the script. The words to look for are not written as they will be printed, for the line itself is echoed.
-func (t *Terminal) launch() string {
-	tools := "for t in " + terminalTools + `; do command -v $t >/dev/null 2>&1 || { printf '%s%s missing %s\n' "$1" "$2" $t; exit; }; done; ` +
-		`case $(tar --version 2>/dev/null) in *"GNU tar"*) ;; *) printf '%s%s missing "GNU tar"\n' "$1" "$2"; exit ;; esac; ` +
-		`dd iflag=fullblock count=0 </dev/null 2>/dev/null || { printf '%s%s missing "GNU dd"\n' "$1" "$2"; exit; }; ` +
-		`base64 -w 0 </dev/null >/dev/null 2>&1 || { printf '%s%s missing "GNU base64"\n' "$1" "$2"; exit; }; ` +
-		`printf '%s%s hello\n' "$1" "$2"; ` +
+// markOf returns the base of the scratch directory's name.
+func markOf(r RemoteExport) string {
+	return strings.TrimPrefix(r.Scratch[strings.LastIndexByte(r.Scratch, '/')+1:], ".")
+}
+
+// TerminalEnv returns the environment of the login shell. What it holds makes the terminal raw, so that nothing is echoed or
+// changed, and has Bash read the script.
+func TerminalEnv(r RemoteExport) map[string]string {
+	mark := markOf(r)
+	tools := "for t in " + terminalTools + `; do command -v $t >/dev/null 2>&1 || { printf '%s missing %s\n' "$1" $t; exit; }; done; ` +
+		`case $(tar --version 2>/dev/null) in *"GNU tar"*) ;; *) printf '%s missing "GNU tar"\n' "$1"; exit ;; esac; ` +
+		`dd iflag=fullblock count=0 </dev/null 2>/dev/null || { printf '%s missing "GNU dd"\n' "$1"; exit; }; ` +
+		`base64 -w 0 </dev/null >/dev/null 2>&1 || { printf '%s missing "GNU base64"\n' "$1"; exit; }; ` +
+		`printf '%s hello\n' "$1"; ` +
 		`exec bash --noprofile --norc -c 'IFS= read -r -d "" script && eval "$script"'`
-	half := len(t.mark) / 2
-	return " unset HISTFILE; stty raw -echo; exec sh -c " + script.QuoteAll([]string{tools, "leasehold", t.mark[:half], t.mark[half:]}) + "\r"
+	return script.CarryTerminal("stty raw -echo\nexec sh -c " + script.QuoteAll([]string{tools, "leasehold", mark}) + "\n")
 }
 
 // script returns what Bash reads then, up to a zero byte.
@@ -191,7 +197,7 @@ func noEnd(err error) error {
 func (t *Terminal) begin() error {
 	t.began = true
 	t.text = make([]byte, 0, terminalChunk)
-	if _, err := io.WriteString(t.rw, t.launch()); err != nil {
+	if _, err := io.WriteString(t.rw, script.TerminalLine); err != nil {
 		return err
 	}
 	_, said, err := t.await(terminalNoise)

@@ -150,7 +150,12 @@ func sendTree(t *testing.T, clean bool) {
 	src, dest := t.TempDir(), filepath.Join(t.TempDir(), "dest")
 	oddTree(t, src)
 	put(t, src, map[string]string{"large": strings.Repeat("0123456789", 100_000)})
+	request := RemoteExport{Scratch: filepath.Join(src, StageName()), Dir: src}
 	cmd := exec.Command("sh")
+	cmd.Env = os.Environ()
+	for key, value := range TerminalEnv(request) {
+		cmd.Env = append(cmd.Env, key+"="+value)
+	}
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -169,7 +174,7 @@ func sendTree(t *testing.T, clean bool) {
 	term := NewTerminal(struct {
 		io.Reader
 		io.Writer
-	}{from, crlf{in}}, RemoteExport{Scratch: filepath.Join(src, StageName()), Dir: src}, 0)
+	}{from, crlf{in}}, request, 0)
 	sum, err := Extract(context.Background(), term, dest, ExtractOptions{ReserveStep: 1})
 	if err != nil {
 		t.Fatal(err)

@@ -34,7 +34,7 @@ listen() {
 pump() {
   trap '' PIPE
   exec 6>&1
-  while _said=$(LC_ALL=C dd bs=4096 count=8 2>&1 >&6); do
+  while _said=$(LC_ALL=C dd bs=8192 count=8 2>&1 >&6); do
     set -- ${_said##*out}
     [ "${1:-0}" -gt 0 ] || return
     say in "$1"
@@ -58,7 +58,7 @@ launch() {
 # than 256 of them wait: so many may be in the rounds that were let go.
 drain() {
   while read -r _ <&4; do
-    _said=$(LC_ALL=C dd bs=2048 count=50 2>&1 >&3)
+    _said=$(LC_ALL=C dd bs=8192 count=24 2>&1 >&3)
     set -- ${_said##*out}
     say out "${1:-0}"
   done
@@ -73,9 +73,9 @@ report() {
 
 connect() {
   if [ "$_errors" ]; then
-    { { listen 7>&- | pump 7>&- | launch | drain 7>&-; } 7>&1 1>&3 | report; }
+    { { listen 7>&- | cat 7>&- | cat 7>&- | cat 7>&- | pump 7>&- | launch | drain 7>&-; } 7>&1 1>&3 | report; }
   else
-    { listen | pump | launch | drain; } 7>/dev/null
+    { listen | cat | cat | cat | pump | launch | drain; } 7>/dev/null
   fi
 }
 

@@ -3,7 +3,6 @@ package script
 import (
 	_ "embed"
 	"fmt"
-	"strconv"
 	"strings"
 )
 
@@ -92,16 +91,23 @@ func (t Terminal) Channel(stderr bool) (map[string]string, error) {
 	return t.carry(text, errors)
 }
 
-// carry puts a script and its argument, a word, into the environment of a login shell. A dumb terminal of few rows keeps
-// the shell from decorating its prompt, and zsh from asking a new user how to configure it.
+// carry puts a script and its argument, a word, into the environment of a login shell.
 func (t Terminal) carry(text, argument string) (map[string]string, error) {
-	text = "_text=" + quoteText(text) + "\nunset " + carrier + " HISTFILE\nTERM=" + Quote(t.term()) +
-		"\nexport TERM\nexec /bin/sh -c \"$_text\" sh " + argument + "\n"
-	if len(text)+len(carrier)+1 > MaxWord {
-		return nil, fmt.Errorf("it takes %s bytes of a terminal's environment, and may take %d", strconv.Itoa(len(text)), MaxWord)
+	env := CarryTerminal("_text=" + quoteText(text) + "\nTERM=" + Quote(t.term()) + "\nexport TERM\nexec /bin/sh -c \"$_text\" sh " + argument + "\n")
+	if size := len(carrier) + 1 + len(env[carrier]); size > MaxWord {
+		return nil, fmt.Errorf("it takes %d bytes of a terminal's environment, and may take %d", size, MaxWord)
 	}
-	return map[string]string{carrier: text, "TERM": "dumb", "HISTFILE": "/dev/null"}, nil
+	return env, nil
 }
+
+// CarryTerminal returns the environment of a login shell that runs text when [TerminalLine] is typed. A dumb terminal keeps it
+// from decorating its prompt, and no history is written.
+func CarryTerminal(text string) map[string]string {
+	return map[string]string{carrier: "unset " + carrier + " HISTFILE\n" + text, "TERM": "dumb", "HISTFILE": "/dev/null"}
+}
+
+// TerminalRows is how many rows a terminal has at first. So few keep zsh from asking a new user how to configure it.
+const TerminalRows = 10
 
 // CarriedMark returns the mark in a terminal's environment, or nothing if no script of a [Terminal] is there.
 func CarriedMark(env map[string]string) string {
