@@ -54,11 +54,12 @@ func (l *Lease) OpenChannel(ctx context.Context, options ChannelOptions) (_ *Cha
 	if err := p.err(op); err != nil {
 		return nil, err
 	}
-	name, id := consoleName(channelKind, options.ID)
-	c, err := l.newConsole(ActivityChannel, op, name, text.Mark)
+	name, id := consoleName(ActivityChannel, options.ID)
+	c, opened, err := l.newConsole(ActivityChannel, op, name, text.Mark)
 	if err != nil {
 		return nil, err
 	}
+	defer opened()
 	e := newChannelEvents(c, options.Stderr)
 	c.farewell = e.input.kill
 	if err := c.open(ctx, env, e); err != nil {
@@ -70,14 +71,7 @@ func (l *Lease) OpenChannel(ctx context.Context, options ChannelOptions) (_ *Cha
 // CloseChannel ends the channel of this id, and its program, whoever opened it and whether or not anybody was told that it was.
 // It returns nil if there is none.
 func (l *Lease) CloseChannel(ctx context.Context, id string) error {
-	const op = "close channel"
-	var p problems
-	checkConsoleID(&p, "id", id, true)
-	if err := p.err(op); err != nil {
-		return err
-	}
-	name, _ := consoleName(channelKind, id)
-	return l.closeConsole(ctx, op, name)
+	return l.closeConsole(ctx, ActivityChannel, "close channel", id)
 }
 
 // ID returns the id of the channel on its lease.

@@ -38,7 +38,7 @@ func newChannelEvents(c *console, stderr io.Writer) *channelEvents {
 		return e
 	}
 	e.stderr = newInflow(0, func(n int) { e.took(stream.Stderr, n) })
-	c.l.p.streams.Go(func() { e.relay(stderr) })
+	go e.relay(stderr) // nobody waits for it: a Write of the caller's may never return
 	return e
 }
 

@@ -198,6 +198,7 @@ func (l *Lease) hasClosers() bool {
 
 // abandon ends admission and nothing else: the sandbox is not ours to touch.
 func (l *Lease) abandon() {
+	l.consoles.abandon()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.closed = true

@@ -217,6 +217,17 @@ func (p *provider) open(ctx context.Context, op string) (work context.Context, s
 	}), nil
 }
 
+// admitStream counts a terminal or channel that is about to be opened, unless the provider is closed.
+func (p *provider) admitStream() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.closed {
+		return false
+	}
+	p.streams.Add(1)
+	return true
+}
+
 // bind returns the one lease of ref, making it if there is none.
 func (p *provider) bind(ref LeaseRef) *Lease {
 	p.mu.Lock()

@@ -73,11 +73,12 @@ func (l *Lease) OpenTerminal(ctx context.Context, options TerminalOptions) (_ *T
 	if err := p.err(op); err != nil {
 		return nil, err
 	}
-	name, id := consoleName(terminalKind, options.ID)
-	c, err := l.newConsole(ActivityTerminal, op, name, text.Mark)
+	name, id := consoleName(ActivityTerminal, options.ID)
+	c, opened, err := l.newConsole(ActivityTerminal, op, name, text.Mark)
 	if err != nil {
 		return nil, err
 	}
+	defer opened()
 	c.in = newInflow(maxUnread, nil)
 	if err := c.open(ctx, env, terminalEvents{c}); err != nil {
 		return nil, err
@@ -97,14 +98,15 @@ func (l *Lease) AttachTerminal(ctx context.Context, id string) (_ *Terminal, err
 	if err := p.err(op); err != nil {
 		return nil, err
 	}
-	name, id := consoleName(terminalKind, id)
+	name, id := consoleName(ActivityTerminal, id)
 	if old := l.consoles.find(name); old != nil {
 		old.leave()
 	}
-	c, err := l.newConsole(ActivityTerminal, op, name, "")
+	c, opened, err := l.newConsole(ActivityTerminal, op, name, "")
 	if err != nil {
 		return nil, err
 	}
+	defer opened()
 	c.in = newInflow(maxUnread, nil)
 	err = c.opening(ctx, func(ctx context.Context) error {
 		env, err := c.box.DescribePTY(ctx, name)
@@ -127,14 +129,7 @@ func (l *Lease) AttachTerminal(ctx context.Context, id string) (_ *Terminal, err
 // CloseTerminal ends the terminal of this id, and what runs on it, whoever opened it and whether or not anybody was told that
 // it was. It returns nil if there is none.
 func (l *Lease) CloseTerminal(ctx context.Context, id string) error {
-	const op = "close terminal"
-	var p problems
-	checkConsoleID(&p, "id", id, true)
-	if err := p.err(op); err != nil {
-		return err
-	}
-	name, _ := consoleName(terminalKind, id)
-	return l.closeConsole(ctx, op, name)
+	return l.closeConsole(ctx, ActivityTerminal, "close terminal", id)
 }
 
 // ID returns the id of the terminal on its lease.
@@ -193,11 +188,6 @@ func (t *Terminal) Close() error {
 	t.c.in.drop(t.c.closed("read"))
 	return t.c.close(context.Background())
 }
-
-const (
-	terminalKind = "terminal"
-	channelKind  = "channel"
-)
 
 // terminalEvents takes what a terminal sends.
 type terminalEvents struct{ c *console }

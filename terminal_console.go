@@ -79,6 +79,7 @@ var (
 // connection to it.
 type console struct {
 	l    *Lease
+	kind ActivityKind
 	op   string
 	name string // of the terminal in the sandbox
 	mark string
@@ -121,21 +122,28 @@ type consoleEvents interface {
 }
 
 // newConsole registers a terminal that is about to be opened.
-func (l *Lease) newConsole(kind ActivityKind, op, name, mark string) (*console, error) {
+//
+// Until opened is called it counts among the provider's streams, and so may be what it begins meanwhile.
+func (l *Lease) newConsole(kind ActivityKind, op, name, mark string) (_ *console, opened func(), _ error) {
 	held, err := l.hold(kind, op)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	c := &console{
-		l: l, op: op, name: name, mark: mark, held: held, exit: Exit{State: ExitUnknown, Code: -1},
+		l: l, kind: kind, op: op, name: name, mark: mark, held: held, exit: Exit{State: ExitUnknown, Code: -1},
 		started: make(chan struct{}), finished: make(chan struct{}), settled: make(chan struct{}),
 	}
 	c.life, c.hang = context.WithCancelCause(l.p.work)
-	if err := l.consoles.add(c); err != nil {
-		held.end()
-		return nil, err
+	if !l.p.admitStream() {
+		err = c.fail(KindClosed, errProviderClosed.Error())
+	} else if err = l.consoles.add(c); err != nil {
+		l.p.streams.Done()
 	}
-	return c, nil
+	if err != nil {
+		held.end()
+		return nil, nil, err
+	}
+	return c, l.p.streams.Done, nil
 }
 
 func (c *console) fail(kind Kind, message string) *Error {
@@ -160,7 +168,7 @@ func (c *console) open(ctx context.Context, env map[string]string, to consoleEve
 	if err != nil {
 		remove := func() { _ = c.close(context.WithoutCancel(ctx)) }
 		if ctx.Err() != nil {
-			go remove()
+			c.l.p.streams.Go(remove)
 		} else {
 			remove()
 		}
@@ -558,29 +566,44 @@ func (s *consoleSet) close(ctx context.Context) {
 	wg.Wait()
 }
 
+// abandon forgets all, and ends the connections alone: the sandbox is not ours to touch.
+func (s *consoleSet) abandon() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	for _, c := range s.open {
+		c.hang(errHungUp)
+	}
+	s.open = nil
+}
+
 // closeConsole closes the terminal or channel of this name, whoever opened it.
-func (l *Lease) closeConsole(ctx context.Context, op, name string) error {
+func (l *Lease) closeConsole(ctx context.Context, kind ActivityKind, op, id string) error {
+	var p problems
+	checkConsoleID(&p, "id", id, true)
+	if err := p.err(op); err != nil {
+		return err
+	}
+	name, _ := consoleName(kind, id)
 	if c := l.consoles.find(name); c != nil {
 		return c.close(ctx)
 	}
-	done, err := l.begin(op)
+	held, err := l.hold(kind, op)
 	if err != nil {
 		return err
 	}
-	defer done()
+	defer held.end()
 	box, err := l.toolbox(ctx)
-	if errors.Is(err, ErrNotRunning) || errors.Is(err, ErrGone) {
-		return nil
-	}
 	if err == nil {
 		err = removePTY(ctx, l, box, op, name)
 	}
-	if err == nil {
-		return nil
+	if err != nil && !errors.Is(err, ErrNotRunning) && !errors.Is(err, ErrGone) { // no terminal outlives its sandbox's run
+		e := failed(op, err)
+		e.Op = op
+		return e
 	}
-	e := failed(op, err)
-	e.Op = op
-	return e
+	held.ended(name)
+	return nil
 }
 
 // checkConsole returns the command of a console in the form that the script builder takes.
@@ -614,11 +637,11 @@ func carried(p *problems, field string, build func() (map[string]string, error))
 }
 
 // consoleName returns the name of a terminal in the sandbox, and the id that the host knows it by.
-func consoleName(kind, id string) (name, known string) {
+func consoleName(kind ActivityKind, id string) (name, known string) {
 	if id == "" {
 		id = strings.ToLower(rand.Text())
 	}
-	return "leasehold-" + kind + "-" + id, id
+	return "leasehold-" + string(kind) + "-" + id, id
 }
 
 func newConsoleMark() string { return "lh" + strings.ToLower(rand.Text()) }
