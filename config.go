@@ -83,6 +83,10 @@ type Config struct {
 
 	Reuse bool // release stops the sandbox, so that resume can start it again; false: release deletes it
 
+	// NoBwrap runs every command without the advisory wrapper, and does without the probe for it: see [Bwrap]. False: a
+	// command is wrapped where the sandbox has what that needs.
+	NoBwrap bool
+
 	// Workspace is the directory of the lease's work, absolute, or relative to the sandbox's working directory. Empty:
 	// [DefaultWorkspace].
 	Workspace string

@@ -69,6 +69,9 @@ type Command struct {
 	Profiles ProfilePolicy
 	// Transport chooses the way by which the command is run.
 	Transport Transport
+	// NoBwrap runs the command without the advisory wrapper: see [Bwrap]. False: it is wrapped where the sandbox has what that
+	// needs.
+	NoBwrap bool
 }
 
 // Transport is a way by which a command is run.
@@ -146,6 +149,8 @@ type Result struct {
 	Transport Transport
 	Fidelity  Fidelity
 	Delivery  Delivery
+	// Wrapped reports that the command ran in the advisory wrapper: see [Bwrap].
+	Wrapped bool
 }
 
 // Executor runs commands in the sandbox of one lease. It is safe for concurrent use, and commands that run at the same

@@ -312,6 +312,9 @@ func (r *journalRun) settle() error {
 	if f := r.stopFrame; f != nil {
 		r.takeStop(*f)
 	}
+	if r.login.Bwrap != nil && r.record.Started && !r.record.Wrapped {
+		r.l.unwrapped(r.record.Stale)
+	}
 	if (r.ended || r.stopConfirmed) && !r.left {
 		r.l.journals.done(r.journal.ID, r.size())
 	}
@@ -358,7 +361,7 @@ func (r *journalRun) takeStop(f script.Frame) {
 
 // report says what is known.
 func (r *journalRun) report(result *Result) {
-	result.Transport, result.Fidelity, result.Delivery = TransportJournal, FidelityExact, DeliveryReply
+	result.Transport, result.Fidelity, result.Delivery, result.Wrapped = TransportJournal, FidelityExact, DeliveryReply, r.record.Wrapped
 	if r.dispatched == DispatchedYes {
 		result.StdinSize = r.inline + r.taken.Load()
 	}

@@ -103,6 +103,9 @@ func (x *execution) run(ctx context.Context) error {
 	if x.box, err = x.l.toolbox(early); err != nil {
 		return x.unbegun(early, err)
 	}
+	if x.ref == nil {
+		x.login.Bwrap = x.l.wrapper(early, &x.cmd)
+	}
 	if x.cmd.Stdin != nil {
 		x.input = newInput(x.cmd.Stdin)
 		defer close(x.input.quit)

@@ -382,6 +382,9 @@ func (r *sessionRun) settle() error {
 	if r.log.NoRoom() {
 		r.dispatched = DispatchedNo
 	}
+	if r.login.Bwrap != nil && r.log.Started() && !r.log.Wrapped() {
+		r.l.unwrapped(r.log.Stale())
+	}
 	clean := r.log.Complete() || r.dispatched == DispatchedNo
 	gone := r.stopConfirmed && r.deleted == r.session.id
 	// The session of another host's command stays until the lease is given back: that host may go on with it, and only it
@@ -429,6 +432,7 @@ func (r *sessionRun) release() bool {
 func (r *sessionRun) report(result *Result) {
 	result.Transport, result.Fidelity, result.Delivery = TransportSession, FidelityLines, r.delivered
 	result.Complete = r.log.Complete() && r.log.Started()
+	result.Wrapped = r.log.Wrapped()
 	if r.log.Damaged() {
 		result.Fidelity = FidelityDamaged
 	}

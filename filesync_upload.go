@@ -185,6 +185,9 @@ func (t *transfer) importOnce(ctx context.Context, plan importPlan, options Impo
 		request.Stages = append(request.Stages, load.Stage(plan.stages[n].dest, sums[n].Archive))
 	}
 	reply, err := t.execute(ctx, request.Script(), request.Scratch)
+	if request.Record != "" {
+		t.l.bwrap.listChanged()
+	}
 	if err == nil && reply.Word == archive.WordOK {
 		t.done()
 		var sum archive.Summary

@@ -1,6 +1,7 @@
 package leasehold
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -32,22 +33,51 @@ func (l *Lease) WritableDirs(ctx context.Context) ([]string, error) {
 		}
 		return nil, l.observe(op, err)
 	}
-	var listed []string
-	for line := range strings.Lines(string(data)) {
+	return outermost(l.ref.Workspace, parseWritable(data).dirs), nil
+}
+
+// writableList is the list of writable directories, as it was read.
+type writableList struct {
+	dirs  []string
+	lines int
+}
+
+// readWritable reads the list for a command, whose wrapper it is for.
+func (l *Lease) readWritable(ctx context.Context) (writableList, error) {
+	box, err := l.toolbox(ctx)
+	if err != nil {
+		return writableList{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, l.p.cfg.CallTimeout)
+	defer cancel()
+	data, err := box.ReadFile(ctx, path.Join(l.ref.Workspace, sentinelDir, archive.Writable), maxWritable)
+	if mapped := failed("list writable directories", err); mapped != nil && mapped.Kind != KindNotFound {
+		return writableList{}, mapped
+	}
+	return parseWritable(data), nil
+}
+
+func parseWritable(data []byte) writableList {
+	list := writableList{lines: bytes.Count(data, []byte("\n"))}
+	for line := range bytes.Lines(data) {
 		var dir string
 		// A line that a full disk cut off is no directory.
-		if json.Unmarshal([]byte(line), &dir) == nil && validWorkspace(dir) {
-			listed = append(listed, dir)
+		if json.Unmarshal(line, &dir) == nil && validWorkspace(dir) {
+			list.dirs = append(list.dirs, dir)
 		}
 	}
-	slices.Sort(listed)
-	dirs := []string{l.ref.Workspace}
-	for _, dir := range listed {
+	return list
+}
+
+// outermost returns the workspace and then the other directories, sorted, without those that lie in another one.
+func outermost(workspace string, others []string) []string {
+	dirs := []string{workspace}
+	for _, dir := range slices.Sorted(slices.Values(others)) {
 		if !slices.ContainsFunc(dirs, func(other string) bool { return dir == other || within(dir, other) }) {
 			dirs = append(dirs, dir)
 		}
 	}
-	return dirs, nil
+	return dirs
 }
 
 // within reports whether a path lies below a directory.

@@ -51,6 +51,8 @@ type LeaseRef struct {
 	Reuse      bool              `json:"reuse"`      // release stops, rather than deletes
 	ExpiresAt  time.Time         `json:"expiresAt,omitzero"`
 	CreatedAt  time.Time         `json:"createdAt"`
+	// Bwrap is what the last probe found. It is advice, and no part of the lease's identity.
+	Bwrap
 }
 
 // ParseLeaseRef decodes a stored reference and validates every field. Unknown fields are ignored. It fails with
@@ -89,6 +91,7 @@ func (r LeaseRef) check(op string) error {
 			p.add("LeaseRef."+at.field, "is not a time that JSON can hold")
 		}
 	}
+	r.Bwrap.check(&p, "LeaseRef")
 	if r.Shell != "bash" && r.Shell != "sh" {
 		p.add("LeaseRef.Shell", "is neither bash nor sh")
 	}
@@ -105,8 +108,10 @@ func validWorkspace(dir string) bool {
 }
 
 // key identifies the lease among all that a provider handles: the whole reference, so that one whose fields were
-// changed is never taken for the one that was issued. The reference must have passed check.
+// changed is never taken for the one that was issued. What a probe found may differ each time, and is left out. The
+// reference must have passed check.
 func (r LeaseRef) key() string {
+	r.Bwrap = Bwrap{}
 	r.ExpiresAt, r.CreatedAt = r.ExpiresAt.UTC(), r.CreatedAt.UTC()
 	data, err := json.Marshal(r)
 	if err != nil {
@@ -147,16 +152,21 @@ type Lease struct {
 	journals journalPool // which they keep
 	consoles consoleSet  // terminals and channels
 	ssh      sshAccesses // to be revoked
+	bwrap    bwrapState
 }
 
 func newLease(p *provider, ref LeaseRef) *Lease {
 	open, shut := context.WithCancelCause(context.Background())
 	ref = ref.clone()
-	return &Lease{p: p, ref: ref, about: p.about(ref.target()), client: p.clientFor(ref.target()), lifecycle: make(chan struct{}, 1), resolving: make(chan struct{}, 1), open: open, shut: shut}
+	return &Lease{p: p, ref: ref, about: p.about(ref.target()), client: p.clientFor(ref.target()), bwrap: bwrapState{probe: ref.Bwrap}, lifecycle: make(chan struct{}, 1), resolving: make(chan struct{}, 1), open: open, shut: shut}
 }
 
 // Ref returns the lease as a plain value. The caller may change it.
-func (l *Lease) Ref() LeaseRef { return l.ref.clone() }
+func (l *Lease) Ref() LeaseRef {
+	ref := l.ref.clone()
+	ref.Bwrap = l.bwrap.found()
+	return ref
+}
 
 // begin counts a call on the lease until done is called. It fails with [ErrClosed] once the lease is being given back.
 // What stays open after the call, such as a terminal, is held instead: see hold.

@@ -106,7 +106,7 @@ func (p *provider) acquire(ctx context.Context, op string, request AcquireReques
 		ref, err := a.run(work, step)
 		if err == nil {
 			select {
-			case lease <- p.bind(ref):
+			case lease <- p.fresh(ref):
 				return
 			case <-abandoned:
 				p.forget(p.bind(ref))
@@ -209,7 +209,7 @@ func (a *acquisition) run(work, step context.Context) (LeaseRef, error) {
 	if err != nil {
 		return LeaseRef{}, err
 	}
-	ref.Workspace, ref.Shell = setup.workspace, setup.shell
+	ref.Workspace, ref.Shell, ref.Bwrap = setup.workspace, setup.shell, setup.bwrap
 	if ref.check(a.op) != nil { // it could not be read back
 		return LeaseRef{}, &Error{Op: a.op, Kind: KindProtocol, Sandbox: id, Dispatched: DispatchedYes, Message: "the provider gave a sandbox that no reference can describe"}
 	}

@@ -195,6 +195,7 @@ type ProbeReport struct {
 	Shell     string // bash or sh
 	Acquire   time.Duration
 	Destroy   time.Duration
+	Bwrap
 }
 
 // Probe implements [Provider].
@@ -208,7 +209,7 @@ func (p *provider) Probe(ctx context.Context, request AcquireRequest) (ProbeRepo
 		return report, err
 	}
 	ref := l.Ref()
-	report.Sandbox, report.Workspace, report.Shell = ref.Sandbox, ref.Workspace, ref.Shell
+	report.Sandbox, report.Workspace, report.Shell, report.Bwrap = ref.Sandbox, ref.Workspace, ref.Shell, ref.Bwrap
 	began = time.Now()
 	// The sandbox is nobody's but the probe's: the caller's end must not leave it behind.
 	_, err = background(ctx, op, func() (Receipt, error) { return p.Destroy(context.WithoutCancel(ctx), ref) })

@@ -86,9 +86,12 @@ func (p *provider) resume(work context.Context, op string, ref LeaseRef) (*Lease
 		return fail(PhaseStart, err)
 	}
 	box := l.client.Toolbox(sb)
-	if err := p.verify(work, op, box, ref); err != nil {
+	found, err := p.verify(work, op, box, ref)
+	if err != nil {
 		return fail(PhaseSentinel, err)
 	}
+	l.bwrap.find(found)
+	l.bwrap.listChanged() // by another host, perhaps
 	l.mu.Lock()
 	l.box = box
 	l.mu.Unlock()

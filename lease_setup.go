@@ -36,6 +36,7 @@ func sentinelToken(ref LeaseRef) string {
 type setup struct {
 	workspace string // absolute
 	shell     string
+	bwrap     Bwrap
 }
 
 // setUp makes the workspace directory, finds the shell and writes the sentinel, in one request. Its script may run twice:
@@ -47,7 +48,7 @@ func (p *provider) setUp(ctx context.Context, op string, box *daytona.Toolbox, r
 		return setup{}, &Error{Op: op, Kind: KindProtocol, Sandbox: ref.Sandbox}
 	}
 	mark := newMark()
-	output, err := p.runOwn(ctx, op, box, ref.target(), setUpScript(mark, p.cfg.Workspace, string(content)))
+	output, err := p.runOwn(ctx, op, box, ref.target(), p.setUpScript(mark, p.cfg.Workspace, string(content)))
 	if err != nil {
 		return setup{}, err
 	}
@@ -67,7 +68,7 @@ func (p *provider) setUp(ctx context.Context, op string, box *daytona.Toolbox, r
 			return setup{}, &Error{Op: op, Kind: KindRefused, Sandbox: ref.Sandbox, Dispatched: DispatchedYes, Message: step.message}
 		}
 	}
-	result.shell, result.workspace = found["shell"], found["path"]
+	result.shell, result.workspace, result.bwrap = found["shell"], found["path"], p.probed(found)
 	if !validWorkspace(result.workspace) {
 		return setup{}, &Error{Op: op, Kind: KindProtocol, Sandbox: ref.Sandbox, Dispatched: DispatchedYes, Message: "the workspace's path cannot be written as text"}
 	}
@@ -78,8 +79,9 @@ func (p *provider) setUp(ctx context.Context, op string, box *daytona.Toolbox, r
 }
 
 // setUpScript reports each step with a marked line. It ends at the first step that fails. It starts one process: each more
-// would be felt, in a request that every acquisition waits for.
-func setUpScript(mark, workspace, content string) string {
+// would be felt, in a request that every acquisition waits for. The probe comes last, and starts more only where there is a
+// wrapper: it costs no request, and has a time limit of its own.
+func (p *provider) setUpScript(mark, workspace, content string) string {
 	say := "printf '\\n" + mark + " %s %s\\n' "
 	return strings.Join([]string{
 		"umask 022",
@@ -95,16 +97,17 @@ func setUpScript(mark, workspace, content string) string {
 		`printf '*\n' >"$ws/` + sentinelDir + `/.gitignore"`,
 		say + "sentinel ok",
 		say + `path "$ws"`,
+		p.bwrapProbe(say),
 		"",
 	}, "\n")
 }
 
-// verify proves that the workspace is the lease's, in one request that writes nothing.
-func (p *provider) verify(ctx context.Context, op string, box *daytona.Toolbox, ref LeaseRef) error {
+// verify proves that the workspace is the lease's, in one request that writes nothing, and probes for the wrapper if it is.
+func (p *provider) verify(ctx context.Context, op string, box *daytona.Toolbox, ref LeaseRef) (Bwrap, error) {
 	mark := newMark()
-	output, err := p.runOwn(ctx, op, box, ref.target(), verifyScript(mark, ref.Workspace))
+	output, err := p.runOwn(ctx, op, box, ref.target(), p.verifyScript(mark, ref.Workspace, ref.Sentinel))
 	if err != nil {
-		return err
+		return Bwrap{}, err
 	}
 	found := markedLines(output, mark)
 	reason := Reason("")
@@ -116,21 +119,25 @@ func (p *provider) verify(ctx context.Context, op string, box *daytona.Toolbox, 
 	} else if _, ok := found["missing"]; ok {
 		reason = ReasonSentinelMissing
 	} else {
-		return &Error{Op: op, Kind: KindProtocol, Phase: PhaseSentinel, Sandbox: ref.Sandbox, Dispatched: DispatchedYes, Retryable: true, Message: "the workspace could not be looked at; the sandbox was kept"}
+		return Bwrap{}, &Error{Op: op, Kind: KindProtocol, Phase: PhaseSentinel, Sandbox: ref.Sandbox, Dispatched: DispatchedYes, Retryable: true, Message: "the workspace could not be looked at; the sandbox was kept"}
 	}
 	if reason != "" {
-		return &Error{Op: op, Kind: KindGone, Phase: PhaseSentinel, Reason: reason, Sandbox: ref.Sandbox, Dispatched: DispatchedYes, Message: "the sandbox does not hold the lease's workspace"}
+		return Bwrap{}, &Error{Op: op, Kind: KindGone, Phase: PhaseSentinel, Reason: reason, Sandbox: ref.Sandbox, Dispatched: DispatchedYes, Message: "the sandbox does not hold the lease's workspace"}
 	}
-	return nil
+	return p.probed(found), nil
 }
 
 // verifyScript says missing only if it could have seen the file: the deepest directory that exists on the way to it can
 // be searched.
-func verifyScript(mark, workspace string) string {
+func (p *provider) verifyScript(mark, workspace, token string) string {
 	return strings.Join([]string{
-		"f=" + script.Quote(workspace+"/"+sentinelFile),
+		"ws=" + script.Quote(workspace),
+		"f=$ws/" + sentinelFile,
 		`if [ -f "$f" ]; then`,
 		`  if text=$(cat <"$f"); then printf '\n` + mark + ` content %s\n' "$text"; fi`,
+		`  case $text in *` + token + `*)`,
+		p.bwrapProbe("printf '\n" + mark + " %s %s\n' "),
+		`  ;; esac`,
 		`else`,
 		`  d=${f%/*}; while [ -n "$d" ] && [ ! -d "$d" ]; do d=${d%/*}; done`,
 		`  if [ -x "${d:-/}" ]; then printf '\n` + mark + ` missing -\n'; fi`,

@@ -33,7 +33,7 @@ const LocalSnapshot = emulator.DefaultSnapshot
 // TMPDIR are the sandbox's own.
 //
 // It is for development and tests, on Unix, and it is no security boundary: commands run as the current user, with the
-// user's rights, in the host's own file system.
+// user's rights, in the host's own file system. There it does not wrap them, see [Bwrap]: what they write anywhere stays.
 func NewLocal(config LocalConfig) (Provider, error) {
 	var p problems
 	if config.Config.APIKey != "" {
@@ -62,6 +62,7 @@ func NewLocal(config LocalConfig) (Provider, error) {
 		config.Faults.attach(server)
 	}
 	cfg.APIKey, cfg.APIURL = server.APIKey(), server.URL()
+	cfg.NoBwrap = true // what a command writes here does survive
 	provider, err := newProvider(cfg)
 	if err != nil {
 		_ = server.Close()

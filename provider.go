@@ -240,6 +240,13 @@ func (p *provider) bind(ref LeaseRef) *Lease {
 	return l
 }
 
+// fresh is bind for a lease that was acquired just now: no import has named a writable directory yet.
+func (p *provider) fresh(ref LeaseRef) *Lease {
+	l := p.bind(ref)
+	l.bwrap.know(&writableList{})
+	return l
+}
+
 // forget drops a lease that was given back, so that a later resume makes a new one.
 func (p *provider) forget(l *Lease) {
 	p.mu.Lock()

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -25,7 +26,7 @@ type rig struct {
 }
 
 // newRig starts both; they end with the test.
-func newRig(t *testing.T, cfg Config, options emulator.Options) *rig {
+func newRig(t testing.TB, cfg Config, options emulator.Options) *rig {
 	t.Helper()
 	server, err := emulator.Start(options)
 	if err != nil {
@@ -45,12 +46,14 @@ func newRig(t *testing.T, cfg Config, options emulator.Options) *rig {
 	return r
 }
 
-func rigProvider(t *testing.T, server *emulator.Server, cfg Config) *provider {
+func rigProvider(t testing.TB, server *emulator.Server, cfg Config) *provider {
 	t.Helper()
 	if cfg.APIKey == "" {
 		cfg.APIKey = server.APIKey()
 	}
 	cfg.APIURL = server.URL()
+	// Sandboxes are directories below /tmp, as a rule, in which tests look for what commands wrote: see asUser.
+	cfg.NoBwrap = cfg.NoBwrap || os.Getenv("LEASEHOLD_BWRAP_USER") == ""
 	if cfg.Transport == nil {
 		cfg.Transport = server.Transport()
 	}
@@ -63,7 +66,7 @@ func rigProvider(t *testing.T, server *emulator.Server, cfg Config) *provider {
 }
 
 // acquired returns a lease, with an empty request log and no faults.
-func (r *rig) acquired(t *testing.T) *Lease {
+func (r *rig) acquired(t testing.TB) *Lease {
 	t.Helper()
 	l, err := r.Acquire(t.Context(), request())
 	if err != nil {

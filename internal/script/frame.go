@@ -34,6 +34,8 @@ type Frame struct {
 	Process Process
 	Started bool // the command took over
 	NoDir   bool // its directory could not be entered
+	Wrapped bool // its wrapper let it begin
+	Stale   bool // it has none because the list of writable directories has changed
 	Exit    int
 	Exited  bool
 	Stdout  Piece
@@ -106,6 +108,10 @@ func (f *Frame) record(line string) {
 	switch word {
 	case "started":
 		f.Started = true
+	case "wrapped":
+		f.Wrapped = true
+	case "stale":
+		f.Stale = true
 	case "nodir":
 		f.NoDir = true
 	case "exit":

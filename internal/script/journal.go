@@ -16,7 +16,8 @@ import (
 //
 //	<id>    the record. Creating it exclusively (noclobber is open with O_EXCL) is the once-only guard: whoever creates
 //	        it starts the command, everybody else observes it. Then it takes lines, each written at once, through a
-//	        descriptor that the command itself does not get: "pid <process> <start time>", "started" or "nodir",
+//	        descriptor that the command itself does not get: "pid <process> <start time>", "wrapped" or "stale" of a
+//	        command with a wrapper, which has a second process, and the first is of the shell around it, "started" or "nodir",
 //	        "exit <code>", and of the streams, o and e, "empty o", "cut o" or "copied o". They fit into the block that
 //	        the first of them reserves, so that a disk which is full by the time the command ends does not cost its exit
 //	<id>.o  standard output, byte for byte, and then the end mark, unless the record says "empty o"
@@ -109,7 +110,7 @@ func (j Journal) Start(s Start) Script {
 		login.file = `"$_leasehold_record.s"`
 	}
 	text := login.Text()
-	if len(text) > MaxWord {
+	if len(text) > login.maxText() {
 		b.WriteString(" && " + emit(text) + ` >"$_record.c"`)
 	}
 	b.WriteString("; } || " + full)
@@ -130,20 +131,28 @@ func launch(login Login, text, stdin string) string {
 	streams := ") <" + stdin + " 2>&6 4>&- 5>&- 6>&- 7>&-\n}\n"
 	var b strings.Builder
 	b.WriteString("_setsid=setsid\nif [ \"${BASH_VERSION-}\" ]; then _setsid=; fi\n")
-	inline := login.Profiles == NoProfiles && len(text) <= MaxWord/4 && utf8.ValidString(text)
+	inline := login.Bwrap == nil && login.Profiles == NoProfiles && len(text) <= MaxWord/4 && utf8.ValidString(text)
 	if inline {
 		b.WriteString("if [ -r /proc/self/stat ] && { [ ! \"$_setsid\" ] || command -v setsid >/dev/null; }; then\n")
 		b.WriteString("_leasehold_record=$_record\n" + process + login.inline() + streams + "else\n")
 	}
 	b.WriteString(login.shell("_shell") + "\n")
-	argument := `-c "$_text" sh`
-	if len(text) <= MaxWord {
+	shell := `"$_shell" -c "$_text" sh "$_record"`
+	if len(text) <= login.maxText() {
 		b.WriteString("_text=" + quoteText(text) + "\n")
 	} else {
-		argument = `"$_record.c"`
+		shell = `"$_shell" "$_record.c" "$_record"`
 	}
-	b.WriteString(process + `if [ ! "$_setsid" ] || command -v setsid >/dev/null; then exec $_setsid "$_shell" ` + argument + " \"$_record\"; fi\n")
-	b.WriteString(`exec "$_shell" -c ` + Quote(ownJob) + ` "$_shell" ` + argument + " \"$_record\"\n" + streams)
+	carried := ""
+	if login.Bwrap != nil {
+		b.WriteString("_around=" + Quote(login.Bwrap.launcher(recordProcess, "exec 9>>\"$_leasehold_record\"\necho wrapped >&9 || exit", "echo stale >&9")) + "\n")
+		shell = `/bin/sh -c "$_around" sh "$_record" "$_shell"`
+		if len(text) <= login.maxText() {
+			carried = carry("_text") + "\n"
+		}
+	}
+	b.WriteString(process + carried + `if [ ! "$_setsid" ] || command -v setsid >/dev/null; then exec $_setsid ` + shell + "; fi\n")
+	b.WriteString(`exec "$_shell" -c ` + Quote(ownJob) + " " + shell + "\n" + streams)
 	if inline {
 		b.WriteString("fi\n")
 	}

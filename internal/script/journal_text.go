@@ -56,7 +56,7 @@ _memory=/dev/shm/.leasehold-$_user
 _refusal=$_memory-$_id
 _rich=${ZSH_VERSION-}${BASH_VERSION-}
 case :${SHELLOPTS-}: in *:posix:*) _rich=;; esac
-_won= _new= _birth= _process=$_known_process
+_won= _new= _birth= _launcher= _process=$_known_process
 
 # Prints the frame with this state.
 frame() {
@@ -81,11 +81,13 @@ piece() {
 
 # Reads the record: the command's process, its start time, that it took over, its exit, and which of its streams have ended.
 consult() {
-_started= _exit= _stdout_ended= _stderr_ended=
+_started= _exit= _stdout_ended= _stderr_ended= _launcher=
 [ -f "$_record" ] || return
 while read -r _word _value _rest; do
 case $_word:$_value in
-pid:*) _process=$_value _birth=$_rest;;
+pid:*)
+if [ ! "$_launcher" ]; then _launcher=$_value _launched=$_rest; fi
+_process=$_value _birth=$_rest;;
 started:*) _started=1;;
 exit:*) _exit=$_value;;
 empty:o|copied:o) _stdout_ended=1;;
@@ -105,13 +107,19 @@ consult
 [ "$_exit" ]
 }
 
-# True while the command's process exists.
+# True while the command's process exists, or that of the shell around its wrapper, which learns of its exit.
 alive() {
-kill -0 $_process || return
-[ "$_birth" ] || return 0
-read -r _line <"/proc/$_process/stat" || return
+exists $_process $_birth || { [ "$_launcher" ] && [ $_launcher != $_process ] && exists $_launcher $_launched; }
+}
+
+# True while there is the process $1, which started at $2 if that is known.
+exists() {
+kill -0 $1 || return
+[ "${2-}" ] || return 0
+read -r _line <"/proc/$1/stat" || return
+_since=$2
 set -- ${_line##*) }
-[ "$1" != Z ] && [ "${20}" = "$_birth" ]
+[ "$1" != Z ] && [ "${20}" = "$_since" ]
 }
 `)
 

@@ -35,7 +35,9 @@ type Login struct {
 	// record says that descriptor 9 is a journal's record, which takes the lines that Mark prints otherwise. All of them are
 	// written before the command, or what wraps it, takes over, which gets neither the descriptor nor the path.
 	record bool
-	file   string // a word: the path of a file that holds Script, which is too long for an argument
+	// Bwrap is the wrapper that a [Journal] or a [Session] runs the command in. Nil: none.
+	Bwrap *Bwrap
+	file  string // a word: the path of a file that holds Script, which is too long for an argument
 }
 
 // recorded returns the command with a record. Its script takes the record's path as its only argument.

@@ -22,6 +22,8 @@ const (
 	markFree     = "f" // stdout: nothing that the command has left behind holds its output
 	markRefused  = "r" // both: this dispatch was a copy of an earlier one, or came too late: nothing was started
 	markStarted  = "s" // stdout: the command takes over now
+	markWrapped  = "w" // stdout: the command's wrapper let it begin
+	markStale    = "l" // stdout: the command has no wrapper because the list of writable directories has changed
 	markNoDir    = "d" // stdout: the directory could not be entered: the command was not started
 	markStdout   = "o" // stdout: the command's output ends here, without a newline; then, on a line of its own, "o:<exit code>"
 	markStderr   = "e" // stderr: likewise
@@ -56,7 +58,9 @@ const RefusedStatus = 255
 // Files reports that the command needs files in the sandbox: a FIFO for an input that comes later, or room for a script
 // that is too long for an argument of a process. They are those of a journal without the output, and stay until
 // [Session.Remove]. Without room for them the command is not started, and the log says so.
-func (s Session) Files() bool { return s.Feed || s.Login.longScript() || len(s.command()) > MaxWord }
+func (s Session) Files() bool {
+	return s.Feed || s.Login.longScript() || len(s.command()) > s.Login.maxText()
+}
 
 // Remove returns a script that removes the command's files, and lets go who waits at them.
 func (s Session) Remove() Script {
@@ -79,7 +83,12 @@ func (s Session) command() string {
 	if login.longScript() {
 		login.file = `"$_leasehold_r.s"`
 	}
-	tell := `_leasehold_r=$1
+	return s.tell() + login.Text()
+}
+
+// tell returns lines that tell the shell's process, and drop the parameters.
+func (s Session) tell() string {
+	return `_leasehold_r=$1
 if { read -r _leasehold_z </proc/self/stat; } 2>/dev/null; then
 _leasehold_p=${_leasehold_z%% *}
 set -- ${_leasehold_z##*) }
@@ -89,8 +98,8 @@ _leasehold_p=$$ _leasehold_z=
 fi
 set --
 if [ "$_leasehold_r" ]; then echo "pid $_leasehold_p $_leasehold_z" >>"$_leasehold_r"; fi
+printf '%s:%s:%s\n' ` + s.Mark.word(markProcess) + ` $_leasehold_p "$_leasehold_z"
 `
-	return tell + "printf '%s:%s:%s\\n' " + s.Mark.word(markProcess) + " $_leasehold_p \"$_leasehold_z\"\n" + login.Text()
 }
 
 // files returns a command substitution that makes the command's files and yields their path, or nothing.
@@ -105,7 +114,7 @@ func (s Session) files(command string) string {
 	if s.Login.longScript() {
 		b.WriteString(" && " + emit(s.Login.Script) + " >\"$_record.s\"")
 	}
-	if len(command) > MaxWord {
+	if len(command) > s.Login.maxText() {
 		b.WriteString(" && " + emit(command) + " >\"$_record.c\"")
 	}
 	b.WriteString("; then printf %s \"$_record\"; else rm -f \"$_record\" \"$_record\".*; fi\nfi\n)")
@@ -155,9 +164,17 @@ func (s Session) Text() string {
 	b.WriteString(s.Login.shell("_leasehold_sh") + "\n")
 	b.WriteString("_leasehold_rc=125 _leasehold_r=\n") // if a redirection below fails, its group does not run
 	argv := `"$_leasehold_sh" "$_leasehold_r.c" "$_leasehold_r"`
-	if len(command) <= MaxWord {
+	if len(command) <= s.Login.maxText() {
 		argv = `"$_leasehold_sh" -c "$_leasehold_c" sh "$_leasehold_r"`
 		b.WriteString("_leasehold_c=" + quoteText(command) + "\n")
+	}
+	carried := ""
+	if s.Login.Bwrap != nil {
+		b.WriteString("_leasehold_w=" + Quote(s.Login.Bwrap.launcher(s.tell(), s.Mark.print(markWrapped), s.Mark.print(markStale))) + "\n")
+		argv = `/bin/sh -c "$_leasehold_w" sh "$_leasehold_r" "$_leasehold_sh"`
+		if len(command) <= s.Login.maxText() {
+			carried = carry("_leasehold_c")
+		}
 	}
 	if files {
 		b.WriteString("_leasehold_r=" + s.files(command) + "\nif [ \"$_leasehold_r\" ]; then\n")
@@ -173,8 +190,8 @@ func (s Session) Text() string {
 		b.WriteString(emit(string(s.Stdin)) + " 3>&- | {\n")
 	}
 	// In a subshell, because dash redirects in the parent, which then says "Killed" on the command's stderr.
-	b.WriteString("if command -v setsid >/dev/null; then set +m; (exec setsid " + argv + " 2>&3 3>&-)\n")
-	b.WriteString("else \"$_leasehold_sh\" -c " + Quote(ownGroup) + " sh " + argv + " 4<&0; fi\n")
+	b.WriteString("if command -v setsid >/dev/null; then set +m; (" + carried + "exec setsid " + argv + " 2>&3 3>&-)\n")
+	b.WriteString("else (" + carried + "exec \"$_leasehold_sh\" -c " + Quote(ownGroup) + " sh " + argv + " 4<&0); fi\n")
 	if len(s.Stdin) > 0 {
 		b.WriteString("}\n")
 	}
@@ -198,7 +215,7 @@ func (s Session) Text() string {
 	b.WriteString(s.Mark.print(markRefused) + " >&2\n")
 	fmt.Fprintf(&b, "_leasehold_rc=%d\n", RefusedStatus)
 	b.WriteString("fi\n")
-	b.WriteString("unset _leasehold_c _leasehold_q\n_leasehold_end() { return \"$1\"; }\n_leasehold_end \"$_leasehold_rc\"\n")
+	b.WriteString("unset _leasehold_c _leasehold_q _leasehold_w\n_leasehold_end() { return \"$1\"; }\n_leasehold_end \"$_leasehold_rc\"\n")
 	return b.String()
 }
 

@@ -14,6 +14,8 @@ const (
 	markFree     = 'f'
 	markRefused  = 'r'
 	markStarted  = 's'
+	markWrapped  = 'w'
+	markStale    = 'l'
 	markNoDir    = 'd'
 	markStdout   = 'o'
 	markStderr   = 'e'
@@ -161,7 +163,7 @@ func parseMark(tail []byte) (m parsedMark, ok bool) {
 	m = parsedMark{letter: tail[0], number: -1}
 	number, colon := bytes.CutPrefix(tail[1:], []byte(":"))
 	switch m.letter {
-	case markAccepted, markRefused, markStarted, markNoDir, markNoRoom, markFree:
+	case markAccepted, markRefused, markStarted, markWrapped, markStale, markNoDir, markNoRoom, markFree:
 		return m, len(tail) == 1
 	case markStdout, markStderr:
 		if len(tail) == 1 {

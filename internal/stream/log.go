@@ -143,6 +143,11 @@ type Process struct {
 // Process returns the command's process, which leads its process group.
 func (l *Log) Process() Process { return l.demux.process }
 
+// Wrapped reports that the command's wrapper let it begin, and Stale that it has none because the list of writable
+// directories has changed.
+func (l *Log) Wrapped() bool { return l.demux.seen[markWrapped] }
+func (l *Log) Stale() bool   { return l.demux.seen[markStale] }
+
 // NoRoom reports that the command was not started because there was no room for its files.
 func (l *Log) NoRoom() bool { return l.demux.seen[markNoRoom] }
 

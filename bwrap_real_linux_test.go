@@ -1,0 +1,398 @@
+package leasehold
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/user"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/leasehold-go/leasehold/internal/emulator"
+)
+
+// bwrapUser is the environment variable by which a test that [asUser] repeats knows that it is that user's.
+const bwrapUser = "LEASEHOLD_BWRAP_USER"
+
+// asUser repeats the calling test, or benchmark, in a process of a user who may run bwrap by sudo, and reports whether
+// this is that process. As root it makes the user, with a home directory that is nobody else's business, and the rule, and
+// removes both. The user's sudo looks for programs where PATH says, and likes to use a terminal.
+func asUser(tb testing.TB, args ...string) bool {
+	tb.Helper()
+	if os.Getenv(bwrapUser) != "" {
+		return true
+	}
+	lacks := func(format string, args ...any) {
+		tb.Helper()
+		if os.Getenv("LEASEHOLD_REQUIRE_ALL") == "1" {
+			tb.Fatalf(format, args...)
+		}
+		tb.Skipf(format, args...)
+	}
+	if os.Getuid() != 0 {
+		lacks("only root can make a user for this")
+	}
+	for _, program := range []string{"bwrap", "sudo", "su", "useradd", "userdel"} {
+		if _, err := exec.LookPath(program); err != nil {
+			lacks("%s is missing", program)
+		}
+	}
+	if out, err := exec.Command("bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "true").CombinedOutput(); err != nil {
+		lacks("bwrap does not work here: %s", out)
+	}
+
+	name := "lh-" + strings.ToLower(rand.Text()[:8])
+	home, err := os.MkdirTemp("/var/tmp", name)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := os.RemoveAll(home); err != nil {
+			tb.Error(err)
+		}
+	})
+	if out, err := exec.Command("useradd", "-M", "-d", home, "-s", "/bin/sh", name).CombinedOutput(); err != nil {
+		tb.Fatalf("useradd: %s", out)
+	}
+	tb.Cleanup(func() {
+		if out, err := exec.Command("userdel", name).CombinedOutput(); err != nil {
+			tb.Errorf("userdel: %s", out)
+		}
+	})
+	rule := filepath.Join("/etc/sudoers.d", name)
+	if err := os.WriteFile(rule, fmt.Appendf(nil, "Defaults:%[1]s !secure_path, use_pty\n%[1]s ALL=(root) NOPASSWD: /usr/bin/bwrap, %[2]s/fakes/*/bwrap\n", name, home), 0o440); err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(func() {
+		if err := os.Remove(rule); err != nil {
+			tb.Error(err)
+		}
+	})
+	account, err := user.Lookup(name)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	uid, _ := strconv.Atoi(account.Uid)
+	gid, _ := strconv.Atoi(account.Gid)
+	if err := os.Chown(home, uid, gid); err != nil {
+		tb.Fatal(err)
+	}
+	binary := filepath.Join(home, "test") // the original is in a directory of root's
+	if out, err := exec.Command("cp", os.Args[0], binary).CombinedOutput(); err != nil {
+		tb.Fatalf("cp: %s", out)
+	}
+	cmd := exec.CommandContext(tb.Context(), binary, append(args, "-test.timeout=4m")...)
+	cmd.Dir = home
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
+	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" + home, "USER=" + name, "LOGNAME=" + name, bwrapUser + "=" + name}
+	for _, key := range []string{"LEASEHOLD_REQUIRE_ALL", "LEASEHOLD_LONG", "GORACE"} {
+		if value, ok := os.LookupEnv(key); ok {
+			cmd.Env = append(cmd.Env, key+"="+value)
+		}
+	}
+	out, err := cmd.CombinedOutput()
+	if _, ok := tb.(*testing.B); ok {
+		fmt.Printf("%s", out)
+	}
+	if err != nil {
+		tb.Errorf("as user %s: %v\n%s", name, err, out)
+	} else if bytes.Contains(out, []byte("no tests to run")) {
+		tb.Errorf("as user %s: nothing was tested", name)
+	} else {
+		tb.Logf("as user %s:\n%s", name, out)
+	}
+	return false
+}
+
+// bwrapRig is a rig below the home directory, where /tmp is fresh in each wrapper. Its commands are wrapped.
+func bwrapRig(t testing.TB, cfg Config) *rig {
+	t.Helper()
+	home, err := os.UserHomeDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir, err := os.MkdirTemp(home, "sandboxes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return newRig(t, cfg, emulator.Options{Dir: dir})
+}
+
+func wrappedLease(t testing.TB, r *rig) *Lease {
+	t.Helper()
+	l := r.acquired(t)
+	if want := (Bwrap{BwrapAvailable: true, SandboxUsername: os.Getenv(bwrapUser)}); l.Ref().Bwrap != want {
+		t.Fatalf("Ref().Bwrap = %+v, want %+v", l.Ref().Bwrap, want)
+	}
+	return l
+}
+
+// wrapped is a result of a command that was.
+func wrapped(r Result) Result {
+	r.Wrapped = true
+	return r
+}
+
+func TestBwrap(t *testing.T) {
+	if !asUser(t, "-test.run=^TestBwrap$", "-test.v") {
+		return
+	}
+	r := bwrapRig(t, Config{Reuse: true})
+	l := wrappedLease(t, r)
+	ws, home := l.Ref().Workspace, filepath.Dir(l.Ref().Workspace)
+	t.Run("group", func(t *testing.T) {
+		for name, f := range map[string]func(*testing.T, *rig, *Lease, Transport){
+			"a write that survives":                testBwrapWrites,
+			"what the command sees":                testBwrapView,
+			"exits and streams":                    testBwrapExits,
+			"nothing outlives a timeout":           testBwrapTimeout,
+			"secrets are in no process list":       testBwrapSecrets,
+			"side by side":                         testBwrapConcurrent,
+			"children in the background":           testBwrapBackground,
+			"a long script, and a long input":      testBwrapLong,
+			"a directory that cannot be entered":   testBwrapNoDir,
+			"switched off":                         testBwrapOff,
+			"a start-up file that ends by itself":  testBwrapProfiles,
+			"a process group, which takes signals": testBwrapSignal,
+		} {
+			t.Run(name, func(t *testing.T) {
+				eachTransport(t, func(t *testing.T, tr Transport) {
+					t.Parallel()
+					f(t, r, l, tr)
+				})
+			})
+		}
+	})
+	if entries, err := os.ReadDir(ws); err != nil || len(entries) == 0 {
+		t.Errorf("ReadDir(%s) = %v, %v", ws, entries, err)
+	}
+	if left := processesOf(t, "bwrap"); len(left) > 0 {
+		t.Errorf("wrappers are left in %s: %q", home, left)
+	}
+}
+
+func testBwrapWrites(t *testing.T, r *rig, l *Lease, tr Transport) {
+	ws, home := l.Ref().Workspace, filepath.Dir(l.Ref().Workspace)
+	file := filepath.Join(ws, "written-"+string(tr))
+	mustRun(t, l, Command{Script: "echo x >" + file + " && id -u && echo done", Transport: tr}, wrapped(finished(0, fmt.Sprintf("%d\ndone\n", os.Getuid()), "")))
+	if info, err := os.Stat(file); err != nil || info.Sys().(*syscall.Stat_t).Uid != uint32(os.Getuid()) || info.Size() != 2 {
+		t.Errorf("Stat(%s) = %+v, %v; want two bytes of user %d", file, info, err, os.Getuid())
+	}
+	for _, path := range []string{"/etc/leasehold", home + "/outside", "/leasehold", home} {
+		got, err := l.Executor().Run(t.Context(), Command{Script: "( : >" + path + "/x ) || ( : >" + path + " ); echo $?", Transport: tr})
+		if err != nil || !got.Wrapped || string(got.Stdout) != "2\n" || !strings.Contains(string(got.Stderr), syscall.EROFS.Error()) && !strings.Contains(string(got.Stderr), "Read-only file system") {
+			t.Errorf("a write to %s: %+v %q %q, %v; want EROFS, which the command sees", path, got, got.Stdout, got.Stderr, err)
+		}
+	}
+}
+
+func testBwrapView(t *testing.T, r *rig, l *Lease, tr Transport) {
+	script := `echo "$HOME $USER $LOGNAME $A ${SUDO_USER-none} ${SUDO_COMMAND-none} ${MAIL-none} ${SHELL-none} $(umask) $(pwd) $(id -un) $PATH"
+ls /tmp; [ -w "${TMPDIR:-/tmp}" ] && [ -c /dev/null ] && [ -r /proc/self/stat ] && echo >/dev/null && echo fine
+if [ -t 0 ] || [ -t 1 ] || [ -t 2 ]; then echo terminal; fi
+for f in 3 4 5 6 7 8 9; do if (: >&$f) 2>/dev/null; then echo open $f; fi; done
+env | grep -i leasehold | grep -v LEASEHOLD_SANDBOX`
+	cmd := Command{Script: script, Env: map[string]string{"A": "it's\n\"mine\" \\ $HOME"}, Dir: "sub dir", Transport: tr, NoBwrap: true}
+	if err := os.MkdirAll(filepath.Join(l.Ref().Workspace, "sub dir"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	plain, err := l.Executor().Run(t.Context(), Command{Script: strings.Replace(script, "ls /tmp;", "", 1), Env: cmd.Env, Dir: cmd.Dir, Transport: tr, NoBwrap: true})
+	if err != nil || plain.Wrapped || !strings.Contains(string(plain.Stdout), "fine\n") {
+		t.Fatalf("Run() = %+v %q %q, %v", plain, plain.Stdout, plain.Stderr, err)
+	}
+	cmd.NoBwrap = false
+	got, err := l.Executor().Run(t.Context(), cmd)
+	if err != nil || !got.Wrapped {
+		t.Fatalf("Run() = %+v %q %q, %v", got, got.Stdout, got.Stderr, err)
+	}
+	if diff := cmp.Diff(string(plain.Stdout), string(got.Stdout)); diff != "" {
+		t.Errorf("what a command sees without and with the wrapper (-plain +wrapped):\n%s", diff)
+	}
+}
+
+func testBwrapExits(t *testing.T, r *rig, l *Lease, tr Transport) {
+	for script, want := range map[string]Result{
+		"exit 3":                                 finished(3, "", ""),
+		"kill -9 $$":                             finished(137, "", ""),
+		"kill -15 $$":                            finished(143, "", ""),
+		"kill -11 $$":                            finished(139, "", ""),
+		"exit 255":                               finished(255, "", ""),
+		"no-such-program 2>/dev/null":            finished(127, "", ""),
+		"cat; echo err >&2; echo e >/dev/stderr": finished(0, "in\nlast", "err\ne\n"),
+	} {
+		mustRun(t, l, Command{Script: script, Stdin: strings.NewReader("in\nlast"), Transport: tr}, wrapped(want))
+	}
+	if tr == TransportJournal {
+		every := make([]byte, 256)
+		for i := range every {
+			every[i] = byte(i)
+		}
+		every = bytes.Repeat(every, 400)
+		got, err := l.Executor().Run(t.Context(), Command{Args: []string{"sh", "-c", "tee /dev/fd/2"}, Stdin: bytes.NewReader(every), Transport: tr})
+		if err != nil || !got.Wrapped || !bytes.Equal(got.Stdout, every) || !bytes.Equal(got.Stderr, every) {
+			t.Errorf("Run() = %+v, %v; want all %d bytes back on both streams", got, err, len(every))
+		}
+	}
+}
+
+func testBwrapTimeout(t *testing.T, r *rig, l *Lease, tr Transport) {
+	for i, script := range []string{
+		"echo up; sleep %[1]d & exec sleep %[1]d",
+		"trap '' TERM; echo up; sleep %[1]d & sleep %[1]d; sleep %[1]d",
+		"setsid sleep %[1]d & echo up; sleep %[1]d",
+	} {
+		seconds := 70000 + 10*i + len(tr)
+		up, w := io.Pipe()
+		ctx, cancel := context.WithCancel(t.Context())
+		var seen sync.WaitGroup
+		seen.Go(func() {
+			_, _ = io.ReadFull(up, make([]byte, 3))
+			if i == 0 {
+				return // the timeout ends it
+			}
+			cancel()
+			_, _ = io.Copy(io.Discard, up)
+		})
+		cmd := Command{Script: fmt.Sprintf(script, seconds), Stdout: w, Transport: tr}
+		if i == 0 {
+			cmd.Timeout = 2 * time.Second
+			cmd.Stdout = nil
+		}
+		got, err := l.Executor().Run(ctx, cmd)
+		w.Close()
+		seen.Wait()
+		cancel()
+		if err == nil || !got.StopConfirmed || got.Dispatched != DispatchedYes || got.Stderr != nil {
+			t.Errorf("%s: Run() = %+v %q, %v; want a confirmed stop", script, got, got.Stderr, err)
+		}
+		if left := processesOf(t, strconv.Itoa(seconds)); len(left) > 0 {
+			t.Errorf("%s: left behind: %q", script, left)
+		}
+	}
+}
+
+// processesOf returns the command lines of processes that have an argument, once they have had a moment to end.
+func processesOf(t *testing.T, arg string) (lines []string) {
+	t.Helper()
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
+		lines = nil
+		paths, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+		for _, path := range paths {
+			data, _ := os.ReadFile(path)
+			if words := strings.Split(string(data), "\x00"); slices.Contains(words, arg) {
+				lines = append(lines, strings.Join(words, " "))
+			}
+		}
+		if len(lines) == 0 {
+			break
+		}
+	}
+	return lines
+}
+
+func testBwrapSecrets(t *testing.T, r *rig, l *Lease, tr Transport) {
+	secret := rand.Text()
+	reader, w := io.Pipe()
+	var found []string
+	var look sync.WaitGroup
+	look.Go(func() {
+		_, _ = io.ReadFull(reader, make([]byte, 3))
+		paths, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+		for _, path := range paths {
+			if data, _ := os.ReadFile(path); bytes.Contains(data, []byte(secret)) {
+				found = append(found, strings.ReplaceAll(string(data), "\x00", " "))
+			}
+		}
+		_ = os.WriteFile(filepath.Join(l.Ref().Workspace, "looked-"+string(tr)), nil, 0o600)
+		_, _ = io.Copy(io.Discard, reader)
+	})
+	got, err := l.Executor().Run(t.Context(), Command{
+		Script: `echo up; while [ ! -e looked-` + string(tr) + ` ]; do sleep 0.02; done; [ ${#SECRET} = ` + strconv.Itoa(len(secret)) + ` ]`,
+		Env:    map[string]string{"SECRET": secret}, Stdout: w, Transport: tr,
+	})
+	w.Close()
+	look.Wait()
+	if err != nil || got.ExitCode != 0 || !got.Wrapped || len(found) > 0 {
+		t.Errorf("Run() = %+v %q, %v; the variable was in the arguments of %q", got, got.Stderr, err, found)
+	}
+}
+
+func testBwrapConcurrent(t *testing.T, r *rig, l *Lease, tr Transport) {
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			text := fmt.Sprintf("%s-%d", tr, i)
+			mustRun(t, l, Command{Script: "echo " + text + " | tee file-" + text + "; exit " + strconv.Itoa(i), Transport: tr}, wrapped(finished(i, text+"\n", "")))
+		})
+	}
+	all.Wait()
+}
+
+func testBwrapBackground(t *testing.T, r *rig, l *Lease, tr Transport) {
+	file := filepath.Join(l.Ref().Workspace, "late-"+string(tr))
+	go_ := file + "-go"
+	mustRun(t, l, Command{Script: "(while [ ! -e " + go_ + " ]; do sleep 0.02; done; echo late >" + file + ") >/dev/null 2>&1 & echo up", Transport: tr}, wrapped(finished(0, "up\n", "")))
+	mustRun(t, l, Command{Script: ": >" + go_ + "; while [ ! -s " + file + " ]; do sleep 0.02; done; cat " + file, Transport: tr, Timeout: time.Minute}, wrapped(finished(0, "late\n", "")))
+}
+
+func testBwrapLong(t *testing.T, r *rig, l *Lease, tr Transport) {
+	script := ": '" + strings.Repeat("x", 200<<10) + "'\ncat | wc -c"
+	mustRun(t, l, Command{Script: script, Stdin: strings.NewReader(strings.Repeat("y", 200<<10)), Transport: tr}, wrapped(finished(0, "204800\n", "")))
+	value := strings.Repeat("'z", 30<<10)
+	mustRun(t, l, Command{Script: `echo ${#A} ${#B}`, Env: map[string]string{"A": value, "B": value}, Transport: tr}, wrapped(finished(0, "61440 61440\n", "")))
+}
+
+func testBwrapNoDir(t *testing.T, r *rig, l *Lease, tr Transport) {
+	runFails(t, t.Context(), l, Command{Args: []string{"true"}, Dir: "nowhere", Transport: tr}, KindNotFound, DispatchedYes)
+}
+
+func testBwrapOff(t *testing.T, r *rig, l *Lease, tr Transport) {
+	file := filepath.Join(filepath.Dir(l.Ref().Workspace), "off-"+string(tr))
+	mustRun(t, l, Command{Script: ": >" + file, Transport: tr, NoBwrap: true}, finished(0, "", ""))
+	if _, err := os.Stat(file); err != nil {
+		t.Error(err)
+	}
+}
+
+func testBwrapProfiles(t *testing.T, r *rig, l *Lease, tr Transport) {
+	home := filepath.Join(l.Ref().Workspace, "home-"+string(tr))
+	if err := errors.Join(os.MkdirAll(home, 0o755), os.WriteFile(filepath.Join(filepath.Dir(l.Ref().Workspace), ".profile"), []byte("export FROM_PROFILE=yes\necho noise\nexit 4\n"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	mustRun(t, l, Command{Script: `echo $FROM_PROFILE`, Transport: tr}, wrapped(finished(0, "yes\n", "")))
+	mustRun(t, l, Command{Script: `echo ${FROM_PROFILE-none}`, Profiles: ProfilesNone, Transport: tr}, wrapped(finished(0, "none\n", "")))
+}
+
+func testBwrapSignal(t *testing.T, r *rig, l *Lease, tr Transport) {
+	if tr == TransportSession {
+		t.Skip("a session cannot pass on signals")
+	}
+	reader, w := io.Pipe()
+	p, err := l.Executor().Start(t.Context(), Command{Script: "trap 'echo int; exit 9' INT; echo up; while :; do sleep 0.02; done", Stdout: w, Transport: tr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.ReadFull(reader, make([]byte, 3))
+	if err := p.Signal(t.Context(), "INT"); err != nil {
+		t.Errorf("Signal() = %v", err)
+	}
+	text := make([]byte, 4)
+	_, _ = io.ReadFull(reader, text)
+	got, err := p.Wait()
+	if err != nil || got.ExitCode != 9 || !got.Wrapped || string(text) != "int\n" {
+		t.Errorf("Wait() = %+v, %v after %q; want the trap's exit 9", got, err, text)
+	}
+}
