@@ -27,6 +27,9 @@ import (
 // bwrapUser is the environment variable by which a test that [asUser] repeats knows that it is that user's.
 const bwrapUser = "LEASEHOLD_BWRAP_USER"
 
+// accounts is held while users are made and removed: their programs do not wait for each other.
+var accounts sync.Mutex
+
 // asUser repeats the calling test, or benchmark, in a process of a user who may run bwrap by sudo, and reports whether
 // this is that process. As root it makes the user, with a home directory that is nobody else's business, and the rule, and
 // removes both. The user's sudo looks for programs where PATH says, and likes to use a terminal.
@@ -54,6 +57,9 @@ func asUser(tb testing.TB, args ...string) bool {
 		lacks("bwrap does not work here: %s", out)
 	}
 
+	if t, ok := tb.(*testing.T); ok {
+		t.Parallel()
+	}
 	name := "lh-" + strings.ToLower(rand.Text()[:8])
 	home, err := os.MkdirTemp("/var/tmp", name)
 	if err != nil {
@@ -64,10 +70,15 @@ func asUser(tb testing.TB, args ...string) bool {
 			tb.Error(err)
 		}
 	})
-	if out, err := exec.Command("useradd", "-M", "-d", home, "-s", "/bin/sh", name).CombinedOutput(); err != nil {
+	accounts.Lock()
+	out, err := exec.Command("useradd", "-M", "-d", home, "-s", "/bin/sh", name).CombinedOutput()
+	accounts.Unlock()
+	if err != nil {
 		tb.Fatalf("useradd: %s", out)
 	}
 	tb.Cleanup(func() {
+		accounts.Lock()
+		defer accounts.Unlock()
 		if out, err := exec.Command("userdel", name).CombinedOutput(); err != nil {
 			tb.Errorf("userdel: %s", out)
 		}
@@ -94,7 +105,7 @@ func asUser(tb testing.TB, args ...string) bool {
 	if out, err := exec.Command("cp", os.Args[0], binary).CombinedOutput(); err != nil {
 		tb.Fatalf("cp: %s", out)
 	}
-	cmd := exec.CommandContext(tb.Context(), binary, append(args, "-test.timeout=4m")...)
+	cmd := exec.CommandContext(tb.Context(), binary, append(args, "-test.timeout=1m")...)
 	cmd.Dir = home
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
 	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" + home, "USER=" + name, "LOGNAME=" + name, bwrapUser + "=" + name}
@@ -103,7 +114,7 @@ func asUser(tb testing.TB, args ...string) bool {
 			cmd.Env = append(cmd.Env, key+"="+value)
 		}
 	}
-	out, err := cmd.CombinedOutput()
+	out, err = cmd.CombinedOutput()
 	if _, ok := tb.(*testing.B); ok {
 		fmt.Printf("%s", out)
 	}
@@ -169,6 +180,7 @@ func TestBwrap(t *testing.T) {
 			"a process group, which takes signals": testBwrapSignal,
 		} {
 			t.Run(name, func(t *testing.T) {
+				t.Parallel()
 				eachTransport(t, func(t *testing.T, tr Transport) {
 					t.Parallel()
 					f(t, r, l, tr)
@@ -253,34 +265,27 @@ func testBwrapTimeout(t *testing.T, r *rig, l *Lease, tr Transport) {
 		"echo up; sleep %[1]d & exec sleep %[1]d",
 		"trap '' TERM; echo up; sleep %[1]d & sleep %[1]d; sleep %[1]d",
 		"setsid sleep %[1]d & echo up; sleep %[1]d",
+		"sleep %[1]d", // the timeout ends it, the others are cancelled
 	} {
-		seconds := 70000 + 10*i + len(tr)
-		up, w := io.Pipe()
-		ctx, cancel := context.WithCancel(t.Context())
-		var seen sync.WaitGroup
-		seen.Go(func() {
-			_, _ = io.ReadFull(up, make([]byte, 3))
-			if i == 0 {
-				return // the timeout ends it
+		t.Run(script, func(t *testing.T) {
+			t.Parallel()
+			seconds := strconv.Itoa(70000 + 10*i + len(tr))
+			cmd := Command{Script: strings.ReplaceAll(script, "%[1]d", seconds), Transport: tr}
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			if strings.Contains(script, "up") {
+				cmd.Stdout = writerFunc(func(p []byte) (int, error) { cancel(); return len(p), nil })
+			} else {
+				cmd.Timeout = time.Second
 			}
-			cancel()
-			_, _ = io.Copy(io.Discard, up)
+			got, err := l.Executor().Run(ctx, cmd)
+			if err == nil || !got.StopConfirmed || got.Dispatched != DispatchedYes || got.Stderr != nil {
+				t.Errorf("Run() = %+v %q, %v; want a confirmed stop", got, got.Stderr, err)
+			}
+			if left := processesOf(t, seconds); len(left) > 0 {
+				t.Errorf("left behind: %q", left)
+			}
 		})
-		cmd := Command{Script: fmt.Sprintf(script, seconds), Stdout: w, Transport: tr}
-		if i == 0 {
-			cmd.Timeout = 2 * time.Second
-			cmd.Stdout = nil
-		}
-		got, err := l.Executor().Run(ctx, cmd)
-		w.Close()
-		seen.Wait()
-		cancel()
-		if err == nil || !got.StopConfirmed || got.Dispatched != DispatchedYes || got.Stderr != nil {
-			t.Errorf("%s: Run() = %+v %q, %v; want a confirmed stop", script, got, got.Stderr, err)
-		}
-		if left := processesOf(t, strconv.Itoa(seconds)); len(left) > 0 {
-			t.Errorf("%s: left behind: %q", script, left)
-		}
 	}
 }
 
@@ -395,4 +400,280 @@ func testBwrapSignal(t *testing.T, r *rig, l *Lease, tr Transport) {
 	if err != nil || got.ExitCode != 9 || !got.Wrapped || string(text) != "int\n" {
 		t.Errorf("Wait() = %+v, %v after %q; want the trap's exit 9", got, err, text)
 	}
+}
+
+// fake puts a program before the others in PATH. PATH is the daemon's, and that of the user's sudo.
+func fake(t *testing.T, program, text string) {
+	t.Helper()
+	home, err := os.UserHomeDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Join(home, "fakes", strings.ToLower(rand.Text()))
+	if err := errors.Join(os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, program), []byte("#!/bin/sh\n"+text+"\n"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+}
+
+func TestBwrapProbe(t *testing.T) {
+	if !asUser(t, "-test.run=^TestBwrapProbe$", "-test.v") {
+		return
+	}
+	real, err := exec.LookPath("bwrap")
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := os.Getenv(bwrapUser)
+	refuse := func(option string) string {
+		return `for a; do if [ "$a" = ` + option + ` ]; then echo "bwrap: refused" >&2; exit 1; fi; done; exec ` + real + ` "$@"`
+	}
+	idUn := func(text string) string { return "if [ \"$1\" = -un ]; then " + text + "; fi; exec /usr/bin/id \"$@\"" }
+	for i, tt := range []struct {
+		name  string
+		spoil func(t *testing.T)
+		want  Bwrap
+	}{
+		{"nothing missing", func(*testing.T) {}, Bwrap{true, name, ""}},
+		{"no bwrap", func(t *testing.T) { t.Setenv("PATH", pathWithout(t, "bwrap")) }, Bwrap{false, "", BwrapNoBwrap}},
+		{"no sudo", func(t *testing.T) { t.Setenv("PATH", pathWithout(t, "sudo")) }, Bwrap{false, "", BwrapNoSudoRule}},
+		{"no su", func(t *testing.T) { t.Setenv("PATH", pathWithout(t, "su")) }, Bwrap{false, "", BwrapNoSu}},
+		{"no rule", func(t *testing.T) {
+			dir := t.TempDir()
+			if err := os.Symlink(real, filepath.Join(dir, "bwrap")); err != nil { // sudo knows it by its inode
+				t.Fatal(err)
+			}
+			if out, err := exec.Command("cp", "--remove-destination", real, filepath.Join(dir, "bwrap")).CombinedOutput(); err != nil {
+				t.Fatalf("cp: %s", out)
+			}
+			t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+		}, Bwrap{false, name, BwrapNoSudoRule}},
+		{"su refuses", func(t *testing.T) { fake(t, "su", "exit 1") }, Bwrap{false, name, BwrapNoSu}},
+		{"user without a name", func(t *testing.T) { fake(t, "id", idUn("exit 1")) }, Bwrap{false, "", BwrapNoUser}},
+		{"user with an odd name", func(t *testing.T) { fake(t, "id", idUn("echo -c; exit")) }, Bwrap{false, "", BwrapNoUser}},
+		{"another user's name", func(t *testing.T) { fake(t, "id", idUn("echo nobody; exit")) }, Bwrap{false, "nobody", BwrapWorkspace}},
+		{"no namespaces", func(t *testing.T) { fake(t, "bwrap", refuse("--ro-bind")) }, Bwrap{false, name, BwrapNamespacesRefused}},
+		{"no /proc", func(t *testing.T) { fake(t, "bwrap", refuse("--proc")) }, Bwrap{true, name, BwrapSharedProc}},
+		{"old bwrap", func(t *testing.T) { fake(t, "bwrap", refuse("--perms")) }, Bwrap{true, name, BwrapSharedTmp}},
+		{"no bind", func(t *testing.T) { fake(t, "bwrap", refuse("--bind-try")) }, Bwrap{false, name, BwrapWorkspace}},
+		{"bwrap without --new-session", func(t *testing.T) { fake(t, "bwrap", refuse("--new-session")) }, Bwrap{false, name, BwrapOther}},
+		{"bwrap hangs", func(t *testing.T) { fake(t, "bwrap", "exec sleep 71001") }, Bwrap{false, name, BwrapTimedOut}},
+		{"id hangs", func(t *testing.T) { fake(t, "id", idUn("sleep 71001")) }, Bwrap{false, "", BwrapTimedOut}},
+	} {
+		if !sampled(i) {
+			continue
+		}
+		t.Run(tt.name, func(t *testing.T) {
+			r := bwrapRig(t, Config{CallTimeout: 4 * time.Second})
+			tt.spoil(t)
+			l := r.acquired(t)
+			if diff := cmp.Diff(tt.want, l.Ref().Bwrap); diff != "" {
+				t.Errorf("Ref().Bwrap mismatch (-want +got):\n%s", diff)
+			}
+			if left := processesOf(t, "71001"); len(left) > 0 {
+				t.Errorf("the probe left behind: %q", left)
+			}
+			want := finished(0, "ran\n", "")
+			want.Wrapped = tt.want.BwrapAvailable
+			mustRun(t, l, Command{Script: "echo ran >f; cat f; : >/tmp/lh-$$ && : >/dev/shm/lh-$$ && rm /tmp/lh-$$ /dev/shm/lh-$$", Transport: TransportJournal}, want)
+			if tt.want.BwrapAvailable {
+				got, err := l.Executor().Run(t.Context(), Command{Script: ": >../outside"})
+				if err != nil || got.ExitCode == 0 || !got.Wrapped {
+					t.Errorf("Run() = %+v, %v; want a refused write", got, err)
+				}
+			}
+		})
+	}
+}
+
+// TestBwrapCostsNoRequest: the probe rides on the set-up, and on the look at the workspace; a command takes one request.
+func TestBwrapCostsNoRequest(t *testing.T) {
+	if !asUser(t, "-test.run=^TestBwrapCostsNoRequest$", "-test.v") {
+		return
+	}
+	acquire := func(cfg Config) (*rig, *Lease, []string) {
+		r := bwrapRig(t, cfg)
+		l, err := r.Acquire(t.Context(), request())
+		if err != nil {
+			t.Fatal(err)
+		}
+		requests := r.requests()
+		r.server.ResetRequests()
+		return r, l, requests
+	}
+	_, off, plain := acquire(Config{NoBwrap: true})
+	if got, want := off.Ref().Bwrap, (Bwrap{BwrapReason: BwrapOff}); got != want {
+		t.Errorf("Ref().Bwrap = %+v, want %+v", got, want)
+	}
+	r, l, probed := acquire(Config{Reuse: true})
+	if diff := cmp.Diff(plain, probed); diff != "" {
+		t.Errorf("requests of an acquisition without and with a probe (-without +with):\n%s", diff)
+	}
+	run := func(l *Lease) {
+		t.Helper()
+		r.server.ResetRequests()
+		mustRun(t, l, Command{Script: "echo ok", Transport: TransportJournal}, wrapped(finished(0, "ok\n", "")))
+	}
+	run(l) // reads the sandbox
+	run(l)
+	r.wantRequests(t, "POST /toolbox/*/process/execute")
+
+	ref := l.Ref()
+	if _, err := r.Release(t.Context(), ref, ReleaseOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	stored := ref
+	stored.Bwrap = Bwrap{BwrapReason: BwrapNoSu} // the image has got one since
+	resumed, err := r.Resume(t.Context(), stored)
+	if err != nil || resumed.Ref().Bwrap != ref.Bwrap || resumed.Ref().key() != ref.key() {
+		t.Fatalf("Resume() = %+v, %v; want what a new probe finds: %+v", resumed.Ref().Bwrap, err, ref.Bwrap)
+	}
+	run(resumed) // and reads the list of writable directories
+	run(resumed)
+	r.wantRequests(t, "POST /toolbox/*/process/execute")
+
+	other := rigProvider(t, r.server, Config{Reuse: true})
+	defer other.Close(context.Background())
+	bound, err := other.Bind(ref) // as another host: what the reference says is enough
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(bound)
+	report, err := r.Probe(t.Context(), request())
+	if err != nil || report.Bwrap != ref.Bwrap {
+		t.Errorf("Probe() = %+v, %v; want %+v", report, err, ref.Bwrap)
+	}
+}
+
+func TestBwrapWritableDirectories(t *testing.T) {
+	if !asUser(t, "-test.run=^TestBwrapWritableDirectories$", "-test.v") {
+		return
+	}
+	r := bwrapRig(t, Config{Reuse: true, Workspace: "my 'own' \"work\"\n$HOME \\ é"})
+	l := wrappedLease(t, r)
+	home, local := filepath.Dir(l.Ref().Workspace), t.TempDir()
+	writeFiles(t, local, map[string]string{"f": "x"})
+	other := rigProvider(t, r.server, Config{Reuse: true})
+	defer other.Close(context.Background())
+	theirs, err := other.Bind(l.Ref())
+	if err != nil {
+		t.Fatal(err)
+	}
+	write := func(l *Lease, dir string, wantWrapped bool, wantCode int) {
+		t.Helper()
+		got, err := l.Executor().Run(t.Context(), Command{Args: []string{"sh", "-c", `: >"$1/new"`, "sh", dir}})
+		if err != nil || got.Wrapped != wantWrapped || got.ExitCode != wantCode {
+			t.Errorf("a write to %q: %+v %q, %v; want exit %d, wrapped %v", dir, got, got.Stderr, err, wantCode, wantWrapped)
+		}
+	}
+	in := func(l *Lease, dir string) {
+		t.Helper()
+		if _, err := l.Importer().Dir(t.Context(), local, dir, ImportOptions{Access: AccessReadWrite}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	odd, nested := home+"/odd \"dir'\n$x\\", home+"/odd \"dir'\n$x\\/nested"
+	write(l, l.Ref().Workspace, true, 0)
+	in(l, nested)
+	write(l, nested, true, 0)
+	write(l, odd, true, 2)
+	in(l, odd)
+	write(l, odd, true, 0)
+	write(l, nested, true, 0)
+	write(theirs, odd, true, 0)
+
+	// Another host's import: that is noticed, and a write that survives is not refused.
+	in(theirs, home+"/theirs")
+	write(l, home+"/theirs", false, 0)
+	write(l, home+"/theirs", true, 0)
+	write(l, home, true, 2)
+
+	// A directory that is gone is no obstacle.
+	if err := os.RemoveAll(odd); err != nil {
+		t.Fatal(err)
+	}
+	write(l, home+"/theirs", true, 0)
+	write(l, odd, true, 2)
+	if err := os.RemoveAll(filepath.Join(home, "theirs")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(home, "theirs"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	write(l, l.Ref().Workspace, true, 0)
+}
+
+// TestBwrapThatWorksNoMore: what a probe found is not what a command meets. It runs nevertheless, once, and its streams are
+// its own.
+func TestBwrapThatWorksNoMore(t *testing.T) {
+	if !asUser(t, "-test.run=^TestBwrapThatWorksNoMore$", "-test.v") {
+		return
+	}
+	for i, name := range []string{"sudo refuses", "sudo dies", "bwrap refuses", "su refuses", "sudo is gone"} {
+		t.Run(name, func(t *testing.T) {
+			eachTransport(t, func(t *testing.T, tr Transport) {
+				if i > 1 && (i%2 == 0) == (tr == TransportSession) {
+					t.Skip("the other transport will do")
+				}
+				r := bwrapRig(t, Config{})
+				l := wrappedLease(t, r)
+				switch name {
+				case "sudo refuses":
+					fake(t, "sudo", "echo a password is required; echo a password is required >&2; exit 1")
+				case "bwrap refuses":
+					fake(t, "bwrap", "echo no >&2; exit 1")
+				case "su refuses":
+					fake(t, "su", "echo no >&2; exit 126")
+				case "sudo is gone":
+					t.Setenv("PATH", pathWithout(t, "sudo"))
+				case "sudo dies":
+					fake(t, "sudo", "kill -9 $$")
+					runFails(t, t.Context(), l, Command{Script: "echo x >>ran", Transport: tr}, KindRefused, DispatchedYes)
+					if _, err := os.Stat(filepath.Join(l.Ref().Workspace, "ran")); err == nil {
+						t.Error("the command ran")
+					}
+					return
+				}
+				script := "cat; echo x >>ran; wc -l <ran; echo err >&2; exit 5"
+				want := finished(5, "in1\n", "err\n")
+				if name == "sudo refuses" {
+					want = finished(5, "a password is required\nin1\n", "err\n") // what it says on standard output is beyond us
+				}
+				mustRun(t, l, Command{Script: script, Stdin: strings.NewReader("in"), Transport: tr}, want)
+				if got, want := l.Ref().Bwrap, (Bwrap{false, os.Getenv(bwrapUser), BwrapOther}); got != want {
+					t.Errorf("Ref().Bwrap = %+v, want %+v", got, want)
+				}
+			})
+		})
+	}
+}
+
+// BenchmarkBwrap runs a command without and with the wrapper in turn.
+func BenchmarkBwrap(b *testing.B) {
+	if !asUser(b, "-test.run=^$", "-test.bench=^BenchmarkBwrap$", fmt.Sprintf("-test.benchtime=%dx", 100)) {
+		return
+	}
+	r := bwrapRig(b, Config{})
+	l := wrappedLease(b, r)
+	run := func(off bool) time.Duration {
+		began := time.Now()
+		got, err := l.Executor().Run(b.Context(), Command{Args: []string{"true"}, NoBwrap: off})
+		if err != nil || got.ExitCode != 0 || got.Wrapped == off {
+			b.Fatalf("Run() = %+v, %v", got, err)
+		}
+		return time.Since(began)
+	}
+	run(true)
+	run(false)
+	var plain, wrapped []time.Duration
+	for b.Loop() {
+		plain, wrapped = append(plain, run(true)), append(wrapped, run(false))
+	}
+	median := func(all []time.Duration) float64 {
+		slices.Sort(all)
+		return all[len(all)/2].Seconds() * 1000
+	}
+	b.ReportMetric(median(plain), "plain-ms")
+	b.ReportMetric(median(wrapped), "wrapped-ms")
+	b.ReportMetric(median(wrapped)-median(plain), "overhead-ms")
 }
