@@ -158,7 +158,10 @@ type Lease struct {
 func newLease(p *provider, ref LeaseRef) *Lease {
 	open, shut := context.WithCancelCause(context.Background())
 	ref = ref.clone()
-	return &Lease{p: p, ref: ref, about: p.about(ref.target()), client: p.clientFor(ref.target()), bwrap: bwrapState{probe: ref.Bwrap}, lifecycle: make(chan struct{}, 1), resolving: make(chan struct{}, 1), open: open, shut: shut}
+	return &Lease{
+		p: p, ref: ref, about: p.about(ref.target()), client: p.clientFor(ref.target()), bwrap: bwrapState{probe: ref.Bwrap},
+		lifecycle: make(chan struct{}, 1), resolving: make(chan struct{}, 1), open: open, shut: shut,
+	}
 }
 
 // Ref returns the lease as a plain value. The caller may change it.

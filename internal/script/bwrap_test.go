@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -53,37 +54,34 @@ func TestBwrapLineSurvivesEveryShell(t *testing.T) {
 		t.Fatal(err)
 	}
 	word := rapid.StringOfN(rapid.SampledFrom([]rune("/aZ0 .-_'\"\\\n\t$`*?[]{}()<>|&;#~!=%é\u2028")), 1, 30, -1)
-	for _, argv := range shells(t) {
-		if argv[0] == "zsh" {
-			continue // is not anybody's /bin/sh
+	all := slices.DeleteFunc(shells(t), func(argv []string) bool { return argv[0] == "zsh" }) // which is nobody's /bin/sh
+	rapid.Check(t, func(t *rapid.T) {
+		argv := rapid.SampledFrom(all).Draw(t, "shell")
+		b := script.Bwrap{User: word.Draw(t, "user"), Writable: rapid.SliceOfN(word, 1, 4).Draw(t, "writable")}
+		text, files := word.Draw(t, "script"), rapid.SampledFrom([]string{"", "/tmp/j", "/a 'b\n$c"}).Draw(t, "files")
+		want := []string{"-n", "bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--perms", "1777", "--tmpfs", "/dev/shm", "--perms", "1777", "--tmpfs", "/tmp"}
+		for _, d := range b.Writable {
+			want = append(want, "--bind-try", d, d)
 		}
-		rapid.Check(t, func(t *rapid.T) {
-			b := script.Bwrap{User: word.Draw(t, "user"), Writable: rapid.SliceOfN(word, 1, 4).Draw(t, "writable")}
-			text, files := word.Draw(t, "script"), rapid.SampledFrom([]string{"", "/tmp/j", "/a 'b\n$c"}).Draw(t, "files")
-			want := []string{"-n", "bwrap", "--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc", "--perms", "1777", "--tmpfs", "/dev/shm", "--perms", "1777", "--tmpfs", "/tmp"}
-			for _, d := range b.Writable {
-				want = append(want, "--bind-try", d, d)
-			}
-			if files != "" {
-				want = append(want, "--bind", files, files, "--ro-bind-try", files+".s", files+".s", "--ro-bind-try", files+".c", files+".c")
-			}
-			want = append(want, "--die-with-parent", "--new-session", "--", "su", "-s", "/bin/sh", b.User, "-c", text)
-			args := append(append([]string{}, argv[1:]...), "-c", b.Line(script.Quote(text)), "sh", files)
-			cmd := exec.Command(argv[0], args...)
-			cmd.Env = []string{"PATH=" + dir + ":/usr/bin:/bin", "OUT=" + out}
-			if text, err := cmd.CombinedOutput(); err != nil {
-				t.Fatalf("%v: %v: %s", argv, err, text)
-			}
-			data, err := os.ReadFile(out)
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00")
-			if diff := cmp.Diff(want, got); diff != "" {
-				t.Fatalf("%v: the words of %q mismatch (-want +got):\n%s", argv, b.Line(script.Quote(text)), diff)
-			}
-		})
-	}
+		if files != "" {
+			want = append(want, "--bind", files, files, "--ro-bind-try", files+".s", files+".s", "--ro-bind-try", files+".c", files+".c")
+		}
+		want = append(want, "--die-with-parent", "--new-session", "--", "su", "-s", "/bin/sh", b.User, "-c", text)
+		args := append(append([]string{}, argv[1:]...), "-c", b.Line(script.Quote(text)), "sh", files)
+		cmd := exec.Command(argv[0], args...)
+		cmd.Env = []string{"PATH=" + dir + ":/usr/bin:/bin", "OUT=" + out}
+		if text, err := cmd.CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v: %s", argv, err, text)
+		}
+		data, err := os.ReadFile(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00")
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Fatalf("%v: the words of %q mismatch (-want +got):\n%s", argv, b.Line(script.Quote(text)), diff)
+		}
+	})
 }
 
 // passing puts stand-ins for sudo, bwrap and su into a directory, which run what they are given with the environment that
@@ -123,9 +121,9 @@ exit 6`
 				j := journals{argv: argv, home: t.TempDir(), env: []string{"PATH=" + path + ":/usr/bin:/bin", "DAEMON=" + value, "USER=me", "LOGNAME=me"}}
 				s := start(command)
 				s.Login.Env, s.Login.Profiles, s.Stdin = map[string]string{"V": value}, profiles, []byte("in\n")
-				plain := j.run(t, journal("plain").Start(s))
+				plain := j.run(t, journal("bwrap-plain").Start(s))
 				s.Login.Bwrap = &script.Bwrap{User: "someone", Writable: []string{"/w"}}
-				got := j.run(t, journal("wrapped").Start(s))
+				got := j.run(t, journal("bwrap-wrapped").Start(s))
 				if !got.Wrapped || got.Stale || plain.Wrapped {
 					t.Errorf("wrapped %v, stale %v; and without the wrapper %v", got.Wrapped, got.Stale, plain.Wrapped)
 				}
@@ -137,7 +135,7 @@ exit 6`
 				if err := os.WriteFile(list, []byte("\n\"/a\"\n\"/b\"\nnot a line"), 0o600); err != nil {
 					t.Fatal(err)
 				}
-				for lines, id := range map[int]string{3: "fresh", 2: "stale"} {
+				for lines, id := range map[int]string{3: "bwrap-fresh", 2: "bwrap-stale"} {
 					s := start("echo ran")
 					s.Login.Bwrap = &script.Bwrap{User: "someone", Writable: []string{"/w"}, List: list, Lines: lines}
 					got := j.run(t, journal(id).Start(s))
@@ -153,7 +151,7 @@ exit 6`
 	j := journals{argv: []string{"sh"}, home: t.TempDir(), env: []string{"PATH=" + passing(t, "exec setsid sh") + ":/usr/bin:/bin"}}
 	s := start(`echo "$USER $LOGNAME"`)
 	s.Login.Bwrap = &script.Bwrap{User: "someone"}
-	if got := j.run(t, journal("user").Start(s)); text(got.Stdout) != "someone someone\n" {
+	if got := j.run(t, journal("bwrap-user").Start(s)); text(got.Stdout) != "someone someone\n" {
 		t.Errorf("without USER: %+v", got)
 	}
 }
