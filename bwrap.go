@@ -13,7 +13,7 @@ import (
 	"github.com/leasehold-go/leasehold/internal/script"
 )
 
-// BwrapReason says why the commands of a lease are not wrapped, or are in a lesser way: see [LeaseRef].
+// BwrapReason says why the commands of a lease are not wrapped, or are in a lesser way: see [Bwrap].
 type BwrapReason string
 
 // The reasons. The empty one says, with BwrapAvailable, that nothing is missing, and without it that nobody has looked.
@@ -52,7 +52,14 @@ const (
 	maxUser = 256
 )
 
-// Bwrap is what is known of the advisory wrapper in a sandbox: see [LeaseRef].
+// Bwrap is what is known of the advisory wrapper in a lease's sandbox. Where the image has bubblewrap, sudo with a rule for
+// it, and su, commands are run such that the file system is read-only for them, but for the workspace, the directories that
+// were imported with [AccessReadWrite], and a /tmp and /dev/shm of their own: what would not survive the sandbox fails at
+// once. It is advice to whoever runs in the sandbox, and no security. Nothing that is missing fails a lease or a command.
+//
+// It is found out at each acquisition, resume and probe, in a request that is made anyway and within ten seconds of it.
+// [Provider.Bind] takes the word of the reference. [Config].NoBwrap and [Command].NoBwrap turn it off, [Result].Wrapped says
+// whether a command was wrapped. Terminals and channels never are. The file docs/bwrap.md says what an image needs.
 type Bwrap struct {
 	BwrapAvailable  bool        `json:"bwrapAvailable,omitempty"`  // commands are wrapped
 	SandboxUsername string      `json:"sandboxUsername,omitempty"` // whom commands run as; empty: not known

@@ -34,6 +34,7 @@
 //   - [Provider] acquires leases, resumes them after a restart, takes them back, and cleans up what an error could not.
 //   - [Lease] is one sandbox in use; [LeaseRef] is the same as plain data, to be stored.
 //   - [Executor] runs commands in it; [Process] is one that was started, [CommandRef] the same as plain data.
+//   - [Bwrap] says whether commands are wrapped, so that a write which would not survive the sandbox fails at once.
 //   - [Importer] and [Exporter] move files: directories, single files, file systems, tar streams.
 //   - [Endpoint] reaches a service on a port of the sandbox; [SSHAccess] lets a person in.
 //   - [Snapshots] makes what sandboxes are created from: builds, and captures of a lease's files.
