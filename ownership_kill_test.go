@@ -341,7 +341,7 @@ func (s *scene) leftovers(t *testing.T) {
 func (s *scene) converge(t *testing.T, killedAt string, reusable int) {
 	t.Helper()
 	sweeper := sweeper(t, s.provider, SweeperOptions{BaseDelay: time.Millisecond, MaxDelay: time.Millisecond})
-	for until := time.Now().Add(20 * time.Second); ; {
+	for until := time.Now().Add(time.Minute); ; {
 		s.bury(t)
 		sweep(t, sweeper)
 		problems := s.problems(t, reusable)

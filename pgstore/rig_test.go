@@ -20,7 +20,7 @@ import (
 )
 
 // patience bounds the wait for what must happen soon.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // errNoServer is why there is no PostgreSQL to test on.
 var errNoServer = errors.New("no PostgreSQL")

@@ -391,7 +391,7 @@ func TestJournalsAreRemovedAndSwept(t *testing.T) {
 			return names
 		}
 		want := []string{"alive", "alive.e", "alive.o", "born", "next", "next.e", "next.o", "old"}
-		deadline := time.Now().Add(20 * time.Second)
+		deadline := time.Now().Add(time.Minute)
 		for !cmp.Equal(names(), want) && time.Now().Before(deadline) {
 			time.Sleep(5 * time.Millisecond)
 		}

@@ -19,7 +19,7 @@ import (
 const hostVariable = "LEASEHOLD_TEST_HOST"
 
 // patience bounds every wait of a test for something that happens at once on an idle machine.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(hostVariable); dir != "" {

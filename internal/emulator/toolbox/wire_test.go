@@ -19,7 +19,7 @@ import (
 )
 
 // patience bounds every wait of a test for something that happens at once on an idle machine.
-const patience = 30 * time.Second
+const patience = time.Minute
 
 // umask is what the system takes away from the mode of new files.
 var umask = func() os.FileMode {
