@@ -247,6 +247,10 @@ func (t *transfer) refused(word archive.Word) *Error {
 		e = t.fail(KindInvalid, t.named("is not a regular file"))
 	case archive.WordSymlink:
 		e = t.fail(KindUnsafe, t.named("is a symbolic link"))
+	case archive.WordOutside:
+		e = t.fail(KindUnsafe, t.named("leads out of the workspace"))
+	case archive.WordTooLong:
+		e = t.fail(KindLimit, "a path in the sandbox is longer than its tar can take")
 	case archive.WordNoSource:
 		e = t.fail(KindNotFound, t.named("does not exist in the sandbox"))
 	case archive.WordDenied:

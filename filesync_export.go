@@ -1,12 +1,14 @@
 package leasehold
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"io/fs"
 	"path"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/leasehold-go/leasehold/internal/archive"
@@ -126,7 +128,9 @@ func (c *countingWriter) Write(p []byte) (int, error) {
 }
 
 // File copies one regular file of the sandbox to a path of the host. It is read in the sandbox by the sandbox's user; a
-// link is refused with [ErrUnsafe]. It appears on the host by rename, with its mode and modification time, and replaces
+// link is refused with [ErrUnsafe], and so is a path in the workspace that leads out of it through a link. That holds for
+// the directory that is read in, whoever swaps directories and links meanwhile; that a link which takes the file's own
+// place is not followed, needs GNU tar. A path outside the workspace is taken to where it leads. It appears on the host by rename, with its mode and modification time, and replaces
 // an earlier regular file; anything else at that path is an [ErrConflict]. All else is as with [Exporter.Dir].
 func (x *Exporter) File(ctx context.Context, remotePath, localPath string, options ExportOptions) (TransferResult, error) {
 	return x.files(ctx, "export file", []FileMapping{{Remote: remotePath, Local: localPath}}, options)
@@ -152,15 +156,18 @@ func (x *Exporter) files(ctx context.Context, op string, files []FileMapping, op
 		if len(files) > MaxExportFiles {
 			return job, t.invalid(fmt.Sprintf("more than %d files", MaxExportFiles))
 		}
-		targets := make([]archive.Target, len(files))
+		type source struct {
+			path   string
+			target archive.Target
+		}
+		sources := make([]source, len(files))
 		local := make(map[string]bool, len(files))
-		job.request.Files = make([]string, len(files))
 		for i, f := range files {
-			source, err := t.remotePath(f.Remote)
+			remote, err := t.remotePath(f.Remote)
 			if err != nil {
 				return job, err
 			}
-			if source == "/" || f.Remote == "" {
+			if remote == "/" || f.Remote == "" {
 				return job, t.invalid("the remote path does not name a file")
 			}
 			if abs, err := filepath.Abs(f.Local); err != nil || f.Local == "" || local[abs] {
@@ -168,11 +175,15 @@ func (x *Exporter) files(ctx context.Context, op string, files []FileMapping, op
 			} else {
 				local[abs] = true
 			}
-			mode := f.Mode
-			if mode == 0 {
-				mode = options.Mode
-			}
-			job.request.Files[i], targets[i] = source, archive.Target{Name: "." + source, Path: f.Local, Mode: mode}
+			sources[i] = source{remote, archive.Target{Name: "./" + path.Base(remote), Path: f.Local, Mode: cmp.Or(f.Mode, options.Mode)}}
+		}
+		// Those of one directory are archived together.
+		slices.SortStableFunc(sources, func(a, b source) int { return cmp.Compare(path.Dir(a.path), path.Dir(b.path)) })
+		targets := make([]archive.Target, len(files))
+		job.request.Root = t.l.ref.Workspace
+		job.request.Files = make([]string, len(files))
+		for i, s := range sources {
+			job.request.Files[i], targets[i] = s.path, s.target
 		}
 		job.extract = func(ctx context.Context, r io.Reader, o archive.ExtractOptions) (archive.Summary, error) {
 			return archive.ExtractFiles(ctx, r, targets, o)

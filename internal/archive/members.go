@@ -3,6 +3,7 @@ package archive
 import (
 	"archive/tar"
 	"bufio"
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -14,14 +15,15 @@ import (
 
 // members reads the headers of an untrusted archive, and proves its end.
 type members struct {
-	ctx   context.Context
-	src   *source
-	tr    *tar.Reader
-	opt   ExtractOptions
-	sum   *Summary
-	count int64  // members seen
-	bytes int64  // content promised by their headers
-	clear string // a directory that was found not to be excluded, nor any above it
+	ctx    context.Context
+	src    *source
+	tr     *tar.Reader
+	opt    ExtractOptions
+	sum    *Summary
+	count  int64  // members seen
+	bytes  int64  // content promised by their headers
+	joined bool   // other archives may follow the first one
+	clear  string // a directory that was found not to be excluded, nor any above it
 }
 
 // source counts the bytes that the tar reader consumes, bounds them, and remembers whether it has met the end of the
@@ -77,7 +79,10 @@ func (m *members) next() (*tar.Header, string, error) {
 	for {
 		h, err := m.tr.Next()
 		if err == io.EOF {
-			return nil, "", m.end()
+			if err = m.end(); err == errAnother {
+				continue
+			}
+			return nil, "", err
 		}
 		if err != nil && !errors.Is(err, tar.ErrInsecurePath) { // names are judged below, under rules of our own
 			return nil, "", m.readError(err, "")
@@ -128,9 +133,16 @@ func (m *members) end() error {
 	}
 	first := m.src.n
 	buf := make([]byte, 32<<10)
+	if m.joined {
+		buf = buf[:512]
+	}
 	for {
-		n, err := m.src.Read(buf)
+		n, err := m.endRead(buf)
 		for _, b := range buf[:n] {
+			if b != 0 && m.joined {
+				m.tr = tar.NewReader(io.MultiReader(bytes.NewReader(buf[:n]), m.src))
+				return errAnother
+			}
 			if b != 0 {
 				return fail(ErrCorrupt, "", "data follows the end of the archive", nil)
 			}
@@ -153,6 +165,21 @@ func (m *members) end() error {
 		return failf(ErrCorrupt, "", "it has %d bytes instead of %d", m.src.n, m.opt.Size)
 	}
 	return io.EOF
+}
+
+// errAnother says that another archive follows.
+var errAnother = errors.New("another archive")
+
+// endRead reads what follows the end of an archive: whole blocks if another one may follow.
+func (m *members) endRead(p []byte) (int, error) {
+	if !m.joined {
+		return m.src.Read(p)
+	}
+	n, err := io.ReadFull(m.src, p)
+	if err == io.ErrUnexpectedEOF {
+		err = io.EOF
+	}
+	return n, err
 }
 
 // admit counts the content that a member promises.

@@ -59,6 +59,8 @@ const (
 	WordNotDir   Word = "notdir"
 	WordNotFile  Word = "notfile"
 	WordSymlink  Word = "symlink"
+	WordOutside  Word = "outside" // links lead out of the workspace
+	WordTooLong  Word = "toolong" // tar cannot name a path
 	WordNoSource Word = "nosource"
 	WordDenied   Word = "denied"  // a source may not be read
 	WordChanged  Word = "changed" // a source changed while it was archived

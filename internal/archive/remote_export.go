@@ -6,19 +6,25 @@ import (
 	"hash/crc32"
 	"math/bits"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 )
 
-//go:embed remote_export.sh
-var exportScript string
+var (
+	//go:embed remote_source.sh
+	sourceScript string
+	//go:embed remote_export.sh
+	exportScript string
+)
 
 // RemoteExport is an archive that a script makes in the sandbox, in pieces: so it needs a small fixed amount of the
 // sandbox's disk, and the host has the first piece while the later ones are made.
 type RemoteExport struct {
 	Scratch string   // scratch directory, absolute; its base from [StageName]
 	Dir     string   // what to archive: a directory, absolute,
-	Files   []string // or these files, absolute, whose members have the names "./path"; in that order
+	Files   []string // or these files, absolute, in that order; the members of the archive are called "./" and their last name
+	Root    string   // those that lie in it, by their paths, must do so with all links resolved; absolute
 	Live    bool     // files that change while they are read are no failure
 	Exclude *Matcher // of a directory
 
@@ -53,13 +59,26 @@ func (r RemoteExport) Make() string {
 	args := []string{
 		"make", r.Scratch, "0", strconv.FormatInt(size/pieceBlock, 10), strconv.Itoa(PieceCount), strconv.Itoa(patience), mood,
 	}
-	return command(exportScript, append(args, r.source()...)...)
+	return command(sourceScript+exportScript, append(args, r.source()...)...)
 }
 
 // source returns the arguments that say what to archive.
 func (r RemoteExport) source() []string {
 	if r.Files != nil {
-		return append([]string{"files"}, r.Files...)
+		args := []string{"files", r.Root}
+		for files := r.Files; len(files) > 0; {
+			dir := path.Dir(files[0])
+			n := slices.IndexFunc(files, func(file string) bool { return path.Dir(file) != dir })
+			if n < 0 {
+				n = len(files)
+			}
+			args = append(args, strconv.Itoa(n), dir)
+			for _, file := range files[:n] {
+				args = append(args, path.Base(file))
+			}
+			files = files[n:]
+		}
+		return args
 	}
 	return append([]string{"dir", r.Dir}, r.Exclude.TarArgs()...)
 }

@@ -1,7 +1,7 @@
 # Makes an archive in pieces, of which few are on the disk at a time. Arguments: "make" or "take", the scratch directory,
 # the number of the piece that is wanted; for "take" also the first piece that is still needed; for "make" the blocks of
 # 64 KiB in a piece, how many pieces there may be, the seconds after which nobody is taken to be interested any more,
-# "strict" or "live", and then "dir", a directory and arguments for GNU tar, or "files" and absolute paths.
+# "strict" or "live", and then what to archive, see remote_source.sh.
 #
 # "make" begins, and goes on in the background if there is more than one piece; "take" removes those that are not needed
 # any more. Both wait until the wanted one is whole, and then say, each line after the scratch directory's name:
@@ -98,34 +98,20 @@ err=$({ echo $$ >"$s/maker" && mkfifo "$s/pipe" "$s/end" && printf '' >"$s/log";
   fail scratch
 }
 
-gnu= full=iflag=fullblock
+gnu= full=iflag=fullblock record=128
 case $(tar --version 2>/dev/null </dev/null) in *'GNU tar'*) gnu=1 ;; esac
-if [ "$kind" = dir ]; then
-  src=$1
-  shift
-  [ -d "$src" ] || { [ -e "$src" ] && fail notdir; fail nosource; }
-  [ -r "$src" ] && [ -x "$src" ] || fail denied
-  [ -n "$gnu" ] && set -- -b 128 --sparse "$@" || set --
-  set -- "$@" .
-else
-  src=/ n=0
-  for file; do
-    [ ! -h "$file" ] || fail symlink $n
-    [ -e "$file" ] || fail nosource $n
-    [ -f "$file" ] || fail notfile $n
-    [ -r "$file" ] || fail denied $n
-    set -- "$@" ".$file"
-    shift
-    n=$((n+1))
-  done
-  [ -z "$gnu" ] || set -- -b 128 --sparse --no-recursion --hard-dereference "$@"
-fi
+refuse() { fail "$@"; }
+begin() {
+  feed "$@" &
+  echo $! >"$s/tar"
+  wait $!
+}
+survey "$@"
+[ "$kind" = files ] || src=$1
 # How tar ended comes through a pipe, which needs no room. Opened for both, it never waits.
 exec 4<>"$s/end"
 {
-  ( cd "$src" && exec tar -c -f - "$@" ) &
-  echo $! >"$s/tar"
-  wait $!
+  pack "$@"
   echo $? >&4
 } >"$s/pipe" 2>"$s/log" &
 exec 3<"$s/pipe"
@@ -134,18 +120,8 @@ exec 3<"$s/pipe"
 verdict() {
   echo none >&4
   read -r rc <&4
-  word="ok $total"
-  case $rc in
-    0) ;;
-    127) word=notar ;;
-    *)
-      # GNU tar: 1 is a file that changed, shrank or vanished while it was read. The archive itself is whole.
-      if [ "$rc" = 1 ] && [ -n "$gnu" ]; then [ "$mood" = live ] || word=changed
-      elif grep -q -i -e 'denied' -e 'permitted' "$s/log" 2>/dev/null; then word=denied
-      else word=archive
-      fi
-      ;;
-  esac
+  judge "$rc" "$(cat "$s/log" 2>/dev/null)"
+  [ "$word" != ok ] || word="ok $total"
 }
 
 # sockets: lists them. They cannot be archived, and whoever reads this wants to know. GNU tar says so by itself.

@@ -1,5 +1,5 @@
 # Sends an archive through a raw terminal. Bash; arguments: a mark, the size of a chunk in bytes, the seconds that it waits
-# for each request, "strict" or "live", and then "dir", a directory and arguments for tar, or "files" and absolute paths.
+# for each request, "strict" or "live", and then what to archive, see remote_source.sh.
 # It writes nothing but to the terminal.
 #
 # It says "<mark> ready", a line with a byte of each value, and "<mark> probed", and is told "raw" or "base64". To each line "next <number>",
@@ -18,39 +18,21 @@ say() { printf '%s %s\n' "$mark" "$*"; }
 hear() { IFS=' ' read -r -t "$patience" word number; }
 quit() { say "$@"; hear; exit 0; }
 
-if [ "$kind" = dir ]; then
-  src=$1
-  shift
-  [ -d "$src" ] || { [ -e "$src" ] && quit notdir; quit nosource; }
-  [ -r "$src" ] && [ -x "$src" ] || quit denied
-  set -- --sparse "$@" .
-else
-  src=/ n=0
-  for file; do
-    [ ! -h "$file" ] || quit symlink $n
-    [ -e "$file" ] || quit nosource $n
-    [ -f "$file" ] || quit notfile $n
-    [ -r "$file" ] || quit denied $n
-    set -- "$@" ".$file"
-    shift
-    n=$((n+1))
-  done
-  # Opened without following a link, and archived as what it is then.
-  set -- --sparse --no-recursion --hard-dereference "$@"
-fi
+gnu=1 record=$((size/512))
+refuse() { quit "$@"; }
+begin() { ( feed "$@" ); }
+survey "$@"
 
 # A pipe without a name: what tar and the digest say of their end.
 exec 6<> <(:)
 archive() {
   local log rc
-  { log=$(cd "$src" && exec tar -c -b $((size/512)) -f - "$@" 2>&1 >&7 7>&-); rc=$?; } 7>&1
+  { log=$(pack "$@" 2>&1 >&7 7>&-); rc=$?; } 7>&1
   if [ "$kind" = dir ]; then
     sed -n 's/^[^ ]*tar: \(.*\): socket ignored$/skip \1/p' <<<"$log" | head -c 32768 | sed -n '/./p' >&6
   fi
-  if [ $rc -eq 0 ] || [ $rc -eq 1 -a "$mood" = live ]; then echo ok
-  elif [ $rc -eq 1 ]; then echo changed
-  else case $log in *[Dd]enied* | *'ot permitted'*) echo denied ;; *) echo archive ;; esac
-  fi >&6
+  judge $rc "$log"
+  echo "end $word" >&6
 }
 say ready
 for ((i = 0; i < 256; i++)); do
@@ -81,7 +63,7 @@ while hear && [ "$word" = next ] && [ "$number" = "$expected" ]; do
     IFS=' ' read -r -t "$patience" -u 6 key rest || quit gone
     case $key in
       skip) say skip "$rest" ;;
-      ok | changed | denied | archive) end=$key ;;
+      end) end=$rest ;;
       *) sum=$key ;;
     esac
   done

@@ -94,7 +94,7 @@ func (t *Terminal) script() string {
 		mood = "live"
 	}
 	args := append([]string{t.mark, strconv.Itoa(terminalChunk), strconv.Itoa(terminalPatience), mood}, t.r.source()...)
-	return "set -- " + script.QuoteAll(args) + "\n" + terminalScript + "\x00"
+	return "set -- " + script.QuoteAll(args) + "\n" + sourceScript + terminalScript + "\x00"
 }
 
 // Read reads the next bytes of the archive.

@@ -1,0 +1,92 @@
+# What to archive, for either way of an export. $kind is "dir", with a directory and arguments for GNU tar, or "files", with
+# the workspace and groups of files: how many, their directory, and their names. Whoever includes this defines "refuse", which
+# says why there is no archive, and "begin", which runs "feed" in a shell of its own, and sets $gnu and $record, the blocks of
+# GNU tar's records.
+
+# inside DIRECTORY: whether the present directory is in the workspace, if its path says so. The system says where it is.
+inside() {
+  case $1/ in "$root"/*) ;; *) return 0 ;; esac
+  here=$(pwd -P && echo .) && real=$(cd -P "$root/" && pwd -P && echo .) || return 1
+  here=${here%??} real=${real%??}
+  case ${here%/}/ in "${real%/}"/*) ;; *) return 1 ;; esac
+}
+
+# survey: says at once what cannot be archived.
+survey() {
+  if [ "$kind" = dir ]; then
+    [ -d "$1" ] || { [ -e "$1" ] && refuse notdir; refuse nosource; }
+    [ -r "$1" ] && [ -x "$1" ] || refuse denied
+    return 0
+  fi
+  root=${1%/} n=0
+  shift
+  while [ $# -gt 0 ]; do
+    count=$1 dir=${2%/}
+    shift 2
+    ( cd -P "$dir/" 2>/dev/null && ! inside "$dir" ) && refuse outside $n
+    while [ $count -gt 0 ]; do
+      [ ! -h "$dir/$1" ] || refuse symlink $n
+      [ -e "$dir/$1" ] || refuse nosource $n
+      [ -f "$dir/$1" ] || refuse notfile $n
+      [ -r "$dir/$1" ] || refuse denied $n
+      shift
+      count=$((count-1)) n=$((n+1))
+    done
+  done
+}
+
+# feed COUNT DIRECTORY ARGUMENTS...: runs tar in a directory that was entered, and then found to be in the workspace: nobody
+# can lead it elsewhere any more. It archives the last COUNT arguments, which are names there, or all of it. GNU tar does
+# not follow a link that takes a file's place; what is not a file is refused by the host.
+feed() {
+  count=$1 dir=$2
+  shift 2
+  cd -P "$dir/" 2>/dev/null || exit 66
+  if [ "$kind" = dir ]; then
+    [ -n "$gnu" ] || set -- # other tars have other patterns; the host applies them all
+    set -- "$@" .
+  else
+    inside "${dir%/}" || exit 65
+    shift $(($#-count))
+    [ -z "$gnu" ] || set -- --no-recursion --hard-dereference "$@"
+  fi
+  [ -z "$gnu" ] || set -- -b "$record" --sparse "$@"
+  exec tar -c -f - "$@"
+}
+
+# pack: has archives made, one after another: of the directory, or of the files of each group.
+pack() {
+  if [ "$kind" = dir ]; then begin 0 "$@"; return; fi
+  shift
+  left=$#
+  while [ $left -gt 0 ]; do
+    count=$1 dir=$2 n=0
+    shift 2
+    left=$((left-2-count))
+    while [ $n -lt $count ]; do
+      set -- "$@" "./$1"
+      shift
+      n=$((n+1))
+    done
+    begin $count "$dir" "$@" || return
+  done
+}
+
+# judge STATUS TEXT: sets $word to what the end of tar means, "ok" for a whole archive.
+judge() {
+  case $1,$gnu in
+    0,*) word=ok ;;
+    # GNU tar: a file that changed, shrank or vanished while it was read. The archive itself is whole.
+    1,?*) if [ "$mood" = live ]; then word=ok; else word=changed; fi ;;
+    65,*) word='outside 0' ;;
+    66,*) word=nosource ;;
+    127,*) word=notar ;;
+    *)
+      case $2 in
+        *[Dd]enied* | *permitted*) word=denied ;;
+        *'ame too long'*) word=toolong ;;
+        *) word=archive ;;
+      esac
+      ;;
+  esac
+}
