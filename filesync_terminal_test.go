@@ -263,6 +263,43 @@ func TestF2TerminalThatFails(t *testing.T) {
 	}
 }
 
+// A terminal whose connection is lost after some bytes is worth another attempt, and the next export, on a terminal of its
+// own, works.
+func TestF2TerminalLostAndConnectedAgain(t *testing.T) {
+	t.Parallel()
+	r, l := fullLease(t, emulator.Options{})
+	host := t.TempDir()
+	source, dest := filepath.Join(l.Ref().Workspace, "t", "f"), filepath.Join(host, "dest")
+	noise(t, source, 1<<20)
+	writeFiles(t, host, map[string]string{"dest/earlier": "kept"})
+	before := tree(t, host)
+	for _, k := range []int64{0, 1, 512, 1 << 10, 300 << 10, 1 << 20} {
+		for _, action := range []emulator.Action{emulator.CloseSocket, emulator.ResetReply} {
+			r.server.SetFaults(emulator.Fault{Path: connectPath, Action: action, Bytes: k})
+			_, err := l.Exporter().Dir(t.Context(), "t", dest, ExportOptions{})
+			if e := wantError(t, err, KindUnavailable); !e.Retryable {
+				t.Errorf("%s after %d bytes: %v is not retryable", action, k, err)
+			}
+			r.wantHits(t)
+			if diff := cmp.Diff(before, tree(t, host)); diff != "" {
+				t.Errorf("%s after %d bytes: host mismatch (-before +after):\n%s", action, k, diff)
+			}
+		}
+		r.server.SetFaults()
+		second := filepath.Join(host, "second")
+		result, err := l.Exporter().Dir(t.Context(), "t", second, ExportOptions{})
+		if err != nil || result.Route != RouteTerminal {
+			t.Fatalf("%+v, %v, want one through a terminal", result, err)
+		}
+		sameFile(t, source, filepath.Join(second, "f"))
+		if err := os.RemoveAll(second); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantNoScratch(t, l, host)
+	wantNoTerminals(t, r, l)
+}
+
 // wantNoTerminals fails the test if a terminal is left in the sandbox.
 func wantNoTerminals(t *testing.T, r *rig, l *Lease) {
 	t.Helper()
