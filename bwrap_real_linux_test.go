@@ -449,7 +449,9 @@ func TestBwrapProbe(t *testing.T) {
 			t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 		}, Bwrap{false, name, BwrapNoSudoRule}},
 		{"su refuses", func(t *testing.T) { fake(t, "su", "exit 1") }, Bwrap{false, name, BwrapNoSu}},
-		{"BusyBox's su", func(t *testing.T) { fake(t, "su", `exec busybox su "$@"`) }, Bwrap{true, name, ""}},
+		{"su without PAM and a session, as BusyBox's", func(t *testing.T) {
+			fake(t, "su", `exec setpriv --reuid "$3" --regid "$3" --init-groups /bin/sh -c "$5"`)
+		}, Bwrap{true, name, ""}},
 		{"user without a name", func(t *testing.T) { fake(t, "id", idUn("exit 1")) }, Bwrap{false, "", BwrapNoUser}},
 		{"user with an odd name", func(t *testing.T) { fake(t, "id", idUn("echo -c; exit")) }, Bwrap{false, "", BwrapNoUser}},
 		{"another user's name", func(t *testing.T) { fake(t, "id", idUn("echo nobody; exit")) }, Bwrap{false, "nobody", BwrapWorkspace}},
