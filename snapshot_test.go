@@ -292,9 +292,13 @@ func TestADeletionIsProvedAndCanBeRepeated(t *testing.T) {
 	}
 }
 
+type brokenLog struct{}
+
+func (brokenLog) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
+
 func TestTheEndOfABuildsCallIsNotThatOfTheBuild(t *testing.T) {
 	inBubble(t, emulator.Options{Timing: emulator.Timing{Build: time.Minute}}, func(t *testing.T, r *rig, s *Snapshots) {
-		ref, err := s.Build(t.Context(), s.Plan("x"), BuildRequest{Dockerfile: smallDockerfile, Logs: failingWriter{io.ErrClosedPipe}})
+		ref, err := s.Build(t.Context(), s.Plan("x"), BuildRequest{Dockerfile: smallDockerfile, Logs: brokenLog{}})
 		if e := wantError(t, err, KindIO); !errors.Is(err, io.ErrClosedPipe) || ref.ID == "" || e.Phase != PhaseBuild {
 			t.Errorf("Build() = %+v, %v, want the writer's error", ref, err)
 		}

@@ -135,7 +135,7 @@ func refusal(req *http.Request, resp *http.Response) *Error {
 		if !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") || resp.ContentLength > maxRefusal {
 			return nil
 		}
-		body, err := io.ReadAll(io.LimitReader(resp.Body, maxRefusal))
+		body, err := io.ReadAll(io.LimitReader(resp.Body, maxRefusal+1))
 		rest := io.MultiReader(bytes.NewReader(body), failing{err}, resp.Body)
 		resp.Body = struct {
 			io.Reader
@@ -143,7 +143,7 @@ func refusal(req *http.Request, resp *http.Response) *Error {
 		}{rest, resp.Body}
 		said := parseReply(OpPreview, resp.StatusCode, body)
 		e := &Error{Op: OpPreview, Reason: ReasonStatus, Status: resp.StatusCode, Structured: said.structured, Code: said.code, Message: said.message, Dispatch: DispatchNo}
-		if said.structured && (e.says(wordPreviewRefused) || e.says(wordNotStarted) || e.says(wordContainerGone)) {
+		if len(body) <= maxRefusal && said.structured && (e.says(wordPreviewRefused) || e.says(wordNotStarted) || e.says(wordContainerGone)) {
 			return e
 		}
 	}

@@ -1,0 +1,79 @@
+package daytona
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+)
+
+func TestTheProxysRefusalsAreToldFromTheServices(t *testing.T) {
+	const own = `{"statusCode":401,"message":"unauthorized: authentication failed: Auth key header is invalid","timestamp":"2026-01-01T00:00:00Z"}`
+	const login = "https://idp.test/authorize?client_id=d&response_type=code&redirect_uri=https%3A%2F%2Fpreview.test%2Fcallback"
+	for name, test := range map[string]struct {
+		status   int
+		location string
+		kind     string
+		body     string
+		refused  int // 0: it is an answer
+	}{
+		"its words":               {401, "", "application/json", own, 401},
+		"not started":             {400, "", "application/json", `{"statusCode":400,"message":"bad request: no IP address found. Is the Sandbox started?","timestamp":"t"}`, 400},
+		"no container":            {404, "", "application/json", `{"statusCode":404,"message":"sandbox container not found","timestamp":"t"}`, 404},
+		"its login":               {307, login, "", "", 401},
+		"a service's 401":         {401, "", "application/json", `{"message":"authentication failed"}`, 0},
+		"as text":                 {401, "", "text/plain", own, 0},
+		"another status":          {403, "", "application/json", own, 0},
+		"a status that disagrees": {400, "", "application/json", own, 0},
+		"no JSON":                 {401, "", "application/json", "authentication failed", 0},
+		"a long one":              {401, "", "application/json", own + strings.Repeat(" ", 5000), 0},
+		"another redirect":        {302, login, "", "", 0},
+		"a redirect inside":       {307, "/login?client_id=d&response_type=code", "", "", 0},
+		"a service's login":       {307, strings.Replace(login, "preview.test", "80-x.preview.test", 1), "", "", 0},
+		"no location":             {307, "", "", "", 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			req, err := http.NewRequest(http.MethodGet, "https://80-x.preview.test/", nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			resp := &http.Response{StatusCode: test.status, Header: http.Header{"Content-Type": {test.kind}}, ContentLength: -1, Body: io.NopCloser(strings.NewReader(test.body))}
+			if test.location != "" {
+				resp.Header.Set("Location", test.location)
+			}
+			e := refusal(req, resp)
+			switch {
+			case (e != nil) != (test.refused != 0), e != nil && (e.Status != test.refused || e.Dispatch != DispatchNo):
+				t.Errorf("refusal() = %+v, want status %d", e, test.refused)
+			case e == nil:
+				if body, err := io.ReadAll(resp.Body); err != nil || string(body) != test.body {
+					t.Errorf("the body is %d bytes by now, %v, want %d", len(body), err, len(test.body))
+				}
+			}
+		})
+	}
+}
+
+func TestABuildsLogIsNotReadInClearText(t *testing.T) {
+	for address, want := range map[string]bool{
+		"https://proxy.test/snapshots/1/build-logs": true, "http://proxy.test/snapshots/1/build-logs": false, "https://me@proxy.test/": false, "ftp://proxy.test": false, "": false,
+	} {
+		c, err := New(Config{APIURL: "https://api.test/api", APIKey: "key", Transport: answering(`{"url":"` + address + `"}`)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := c.BuildLogURL(t.Context(), "1"); (err == nil) != want || want && got != address {
+			t.Errorf("BuildLogURL() = %q, %v of %q, want it taken: %v", got, err, address, want)
+		}
+	}
+}
+
+// answering is a transport that gives one answer.
+type answering string
+
+func (a answering) RoundTrip(req *http.Request) (*http.Response, error) {
+	return &http.Response{
+		StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, ContentLength: int64(len(a)),
+		Body: io.NopCloser(strings.NewReader(string(a))), Request: req,
+	}, nil
+}
