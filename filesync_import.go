@@ -121,7 +121,7 @@ type FileMapping struct {
 // scratch directory inside the remote directory, without a temporary file on the host and in constant memory; one
 // verifies their lengths, extracts the archive beside its destination and publishes the tree. The sandbox needs room for
 // the tree and once more for what the archive holds, and sh and tar. The scratch directory is removed on every path; one
-// that a killed host left is removed by an import into the same directory a day later. When a connection broke or a
+// that a killed host left is removed by an import into the same directory a day later, and an export's after an hour. When a connection broke or a
 // reply was lost, the import begins anew, once. An import that fails may leave the remote directory behind, empty, if it
 // did not exist.
 //

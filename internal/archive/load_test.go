@@ -234,15 +234,20 @@ func TestImportScriptSweepsWhatAKilledHostLeft(t *testing.T) {
 			put(t, src, map[string]string{"f": "x"})
 			old, young := StageName(), StageName()
 			put(t, dest, map[string]string{old + "/tree.tar": "x", young + "/tree.tar": "x"})
-			at := time.Now().Add(-25 * time.Hour)
-			if err := os.Chtimes(filepath.Join(dest, old), at, at); err != nil {
-				t.Fatal(err)
+			ended, making := StageName(), StageName() // of exports
+			put(t, dest, map[string]string{".leasehold/" + ended + "/ended": "", ".leasehold/" + making + "/0": "x"})
+			for name, age := range map[string]time.Duration{old: 25 * time.Hour, ".leasehold/" + ended: 2 * time.Hour, ".leasehold/" + making: 2 * time.Hour} {
+				at := time.Now().Add(-age)
+				if err := os.Chtimes(filepath.Join(dest, name), at, at); err != nil {
+					t.Fatal(err)
+				}
 			}
 			r := uploaded(t, src, dest)
 			if got := deliver(t, userland(t, kind), r.Script(), r.Scratch); got.Word != WordOK {
 				t.Fatalf("word %q, want ok", got.Word)
 			}
-			onlyEntries(t, dest, young, "f")
+			onlyEntries(t, dest, young, "f", ".leasehold")
+			onlyEntries(t, filepath.Join(dest, ".leasehold"), making)
 		})
 	}
 }

@@ -14,6 +14,8 @@ import (
 // cksum; a delta and a bundle also want stat, as GNU and busybox have it, and sha256sum. Each of them bears being delivered
 // twice.
 var (
+	//go:embed remote_sweep.sh
+	sweepScript string
 	//go:embed remote_import.sh
 	importScript string
 	//go:embed remote_cleanup.sh
@@ -110,7 +112,7 @@ func (r RemoteImport) Script() string {
 	for _, s := range r.Stages {
 		args = append(args, s.Dir, strconv.FormatInt(s.Bytes, 10), strconv.FormatInt(s.Places, 10), strconv.FormatInt(s.Gone, 10))
 	}
-	return command(lookScript+importScript, args...)
+	return command(lookScript+sweepScript+importScript, args...)
 }
 
 // RemoteBundle is the script that tells whether a directory still is the bundle that an import made of it: it says

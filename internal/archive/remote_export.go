@@ -59,7 +59,7 @@ func (r RemoteExport) Make() string {
 	args := []string{
 		"make", r.Scratch, "0", strconv.FormatInt(size/pieceBlock, 10), strconv.Itoa(PieceCount), strconv.Itoa(patience), mood,
 	}
-	return command(sourceScript+exportScript, append(args, r.source()...)...)
+	return command(sweepScript+sourceScript+exportScript, append(args, r.source()...)...)
 }
 
 // source returns the arguments that say what to archive.

@@ -82,10 +82,7 @@ fail() {
 }
 
 base=${s%/*}
-# What a host that died left here long ago.
-for old in "$base"/.leasehold-xfer-*; do
-  [ ! -d "$old" ] || [ "$old" = "$s" ] || find "$old" -prune -mmin +1440 -exec rm -rf {} + 2>/dev/null
-done
+sweep "$base"
 
 # The request may be delivered twice. The first delivery works; another one repeats its answer.
 if ! err=$({ [ -d "$base" ] || mkdir -p "$base"; } 2>&1 && mkdir "$s" 2>&1); then

@@ -33,15 +33,9 @@ scrap() {
 fail() { echo "$1"; exit 1; }
 size() { n=$(wc -c <"$1") && echo $((n)); }
 
-# What imports of a host that died left there long ago.
-sweep() {
-  for old in "$dest"/.leasehold-xfer-*; do
-    case $old in "$dest/$mark"*) continue ;; esac
-    [ ! -d "$old" ] || find "$old" -prune -mmin +1440 -exec rm -rf {} + 2>/dev/null
-  done
-  return 0
-}
-each sweep "$@"
+sweep "$own"
+tidy() { sweep "$dest"; }
+each tidy "$@"
 
 # The request may be delivered twice. The first delivery works; another one waits for its end, and then knows nothing.
 top=${1%/}/$mark

@@ -36,8 +36,8 @@ func (t *treeWriter) stream(r io.Reader, limits ExtractOptions) error {
 	limits = limits.withDefaults()
 	t.dirAt = map[nameKey]int{}
 	var seen Summary
-	limits.Exclude = t.opt.Exclude
-	s := &streamed{t: t, m: newMembers(t.ctx, r, limits, &seen), limits: limits, kinds: map[nameKey]byte{}}
+	limits.Exclude, limits.Links = t.opt.Exclude, t.opt.Links
+	s := &streamed{t: t, m: newMembers(t.ctx, r, limits, &seen), kinds: map[nameKey]byte{}}
 	for {
 		h, name, err := s.m.next()
 		if err == io.EOF {
@@ -70,12 +70,10 @@ func streamError(err error) error {
 
 // streamed is a tar stream that is being passed on.
 type streamed struct {
-	t       *treeWriter
-	m       *members
-	limits  ExtractOptions
-	kinds   map[nameKey]byte // what is there under a name: tar.TypeDir, TypeReg or TypeSymlink
-	last    string           // the directory that was entered last
-	content int64            // promised by headers so far
+	t     *treeWriter
+	m     *members
+	kinds map[nameKey]byte // what is there under a name: tar.TypeDir, TypeReg or TypeSymlink
+	last  string           // the directory that was entered last
 }
 
 func (s *streamed) member(h *tar.Header, name string) error {
@@ -97,10 +95,9 @@ func (s *streamed) member(h *tar.Header, name string) error {
 	dir, _ := split(name)
 	switch h.Typeflag {
 	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
-		if h.Size < 0 || h.Size > s.limits.MaxBytes-s.content {
-			return failf(ErrLimit, name, "more than %d bytes of content", s.limits.MaxBytes)
+		if err := s.m.admit(h, name); err != nil {
+			return err
 		}
-		s.content += h.Size
 		if err := s.place(name, dir, tar.TypeReg); err != nil {
 			return err
 		}
@@ -108,8 +105,7 @@ func (s *streamed) member(h *tar.Header, name string) error {
 	case tar.TypeDir:
 		return s.directory(h, name, dir)
 	case tar.TypeSymlink:
-		kept := s.t.opt.Links == LinksKeepAbsolute && len(h.Linkname) <= 4096 && strings.HasPrefix(h.Linkname, "/")
-		if !kept && !checkTarget(dir, h.Linkname) {
+		if !s.m.linkAllowed(dir, h.Linkname) {
 			return s.unsafeLink(name, "a link out of the tree")
 		}
 		if err := s.place(name, dir, tar.TypeSymlink); err != nil {
@@ -125,12 +121,8 @@ func (s *streamed) member(h *tar.Header, name string) error {
 			return err
 		}
 		return s.link(h, name, s.t.opt.place(s.t.opt.Prefix+target, false))
-	case tar.TypeFifo:
-		s.t.sum.Skip(name, ReasonFIFO)
-	case tar.TypeChar, tar.TypeBlock:
-		s.t.sum.Skip(name, ReasonDevice)
 	default:
-		s.t.sum.Skip(name, ReasonUnknown)
+		s.t.sum.skipKind(h.Typeflag, name)
 	}
 	return nil
 }
@@ -149,11 +141,7 @@ func (s *streamed) reserved(name string) bool {
 }
 
 func (s *streamed) unsafeLink(name, detail string) error {
-	if s.t.opt.Links == LinksOmit {
-		s.t.sum.Skip(name, ReasonLink)
-		return nil
-	}
-	return fail(ErrUnsafe, name, detail, nil)
+	return unsafeLink(s.m.opt, &s.t.sum, name, detail)
 }
 
 // enter makes sure that a directory is one, and that the archive has it.
