@@ -84,6 +84,9 @@ func sdkSession(t *testing.T, ctx context.Context, sb *sdk.Sandbox) {
 		t.Fatal(err)
 	}
 	now, err := sb.Process.ExecuteSessionCommand(ctx, "s", "echo out; echo err >&2", false, false)
+	for err != nil && strings.Contains(err.Error(), "failed to convert exit code") { // the daemon looked while it was written
+		now, err = sb.Process.ExecuteSessionCommand(ctx, "s", "echo out; echo err >&2", false, false)
+	}
 	if err != nil || fmt.Sprint(now["stdout"]) != "out\n" || fmt.Sprint(now["stderr"]) != "err\n" || fmt.Sprint(now["exitCode"]) != "0" {
 		t.Errorf("synchronous command: %v, %v", now, err)
 	}

@@ -62,7 +62,7 @@ func carried(cmd *exec.Cmd, s script.Script) *exec.Cmd {
 func journal(id string) script.Journal { return script.Journal{ID: id, Mark: journalMark} }
 
 // patient waits for the ends of the streams, too, however busy the machine is.
-var patient = script.Wait{Limit: 20 * time.Second, Inline: script.Inline, Ends: true}
+var patient = script.Wait{Limit: time.Minute, Inline: script.Inline, Ends: true}
 
 func start(command string) script.Start {
 	return script.Start{Login: script.Login{Profiles: script.NoProfiles, Script: command}, Wait: patient}
