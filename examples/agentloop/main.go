@@ -1,0 +1,116 @@
+// Command agentloop is the loop of an agent that works in a sandbox: a model chooses a step, the host takes it, and the
+// model sees what came of it. Here a scripted model repairs a small project; a language model has the same interface.
+package main
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/leasehold-go/leasehold"
+)
+
+const (
+	maxTurns    = 30
+	stepTime    = 2 * time.Minute
+	maxSeen     = 16 << 10 // bytes of a stream that the model is shown
+	maxFileSize = 64 << 10
+)
+
+// loop takes the model's steps on the lease until it has an answer. Its errors are those of the host's work; what goes wrong
+// in the sandbox is for the model to see.
+func loop(ctx context.Context, lease *leasehold.Lease, model Model, w io.Writer) (string, error) {
+	var turns []Turn
+	for range maxTurns {
+		step, err := model.Next(ctx, turns)
+		if err != nil {
+			return "", err
+		}
+		if step.Answer != "" {
+			return step.Answer, nil
+		}
+		seen, err := take(ctx, lease, step)
+		if err != nil {
+			return "", err
+		}
+		fmt.Fprintf(w, "> %s%s\n%s\n", step.Run, step.Read, seen)
+		turns = append(turns, Turn{step, seen})
+	}
+	return "", fmt.Errorf("no answer after %d turns", maxTurns)
+}
+
+func take(ctx context.Context, lease *leasehold.Lease, step Step) (string, error) {
+	if step.Read != "" {
+		return read(ctx, lease, step.Read)
+	}
+	result, err := lease.Executor().Run(ctx, leasehold.Command{Script: step.Run, Dir: "project", Timeout: stepTime, CaptureLimit: maxSeen})
+	switch {
+	case result.TimedOut:
+		return fmt.Sprintf("timed out after %s\n%s%s", stepTime, result.Stdout, result.Stderr), nil
+	case err != nil:
+		return "", err // the exit is unknown: nothing that a model should guess about
+	}
+	return fmt.Sprintf("exit %d\n%s%s", result.ExitCode, result.Stdout, result.Stderr), nil
+}
+
+// read exports one file. What a sandbox holds is never trusted: a link is refused, and so is more than a model can use.
+func read(ctx context.Context, lease *leasehold.Lease, path string) (string, error) {
+	dir, err := os.MkdirTemp("", "agentloop")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(dir)
+	local := filepath.Join(dir, "file")
+	_, err = lease.Exporter().File(ctx, "project/"+path, local, leasehold.ExportOptions{MaxBytes: maxFileSize})
+	switch {
+	case errors.Is(err, leasehold.ErrNotFound), errors.Is(err, leasehold.ErrUnsafe), errors.Is(err, leasehold.ErrLimit):
+		return "cannot be read: " + err.Error(), nil
+	case err != nil:
+		return "", err
+	}
+	content, err := os.ReadFile(local)
+	return string(content), err
+}
+
+//go:embed project
+var files embed.FS
+
+func main() {
+	ctx := context.Background()
+	provider, err := leasehold.NewLocal(leasehold.LocalConfig{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	answer, err := work(ctx, provider, scripted{}, os.Stdout)
+	if err := errors.Join(err, provider.Close(ctx)); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(answer)
+}
+
+// work takes a lease, puts the project in it, and lets the model work.
+func work(ctx context.Context, provider leasehold.Provider, model Model, w io.Writer) (_ string, err error) {
+	lease, err := provider.Acquire(ctx, leasehold.AcquireRequest{Scope: leasehold.Scope{Tenant: "acme", Environment: "agents", Run: "1"}})
+	if err != nil {
+		return "", err
+	}
+	defer func() {
+		_, releaseErr := provider.Release(context.WithoutCancel(ctx), lease.Ref(), leasehold.ReleaseOptions{})
+		err = errors.Join(err, releaseErr)
+	}()
+	project, err := fs.Sub(files, "project")
+	if err != nil {
+		return "", err
+	}
+	if _, err := lease.Importer().FS(ctx, project, "project", leasehold.ImportOptions{}); err != nil {
+		return "", err
+	}
+	return loop(ctx, lease, model, w)
+}

@@ -1,0 +1,2 @@
+# Says hello to whoever is named.
+echo "helo, ${1:-world}"
