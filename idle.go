@@ -196,11 +196,17 @@ func (p *provider) uncleaned(op string, t target) {
 	p.about(t).Mark(string(ActivityCleanup), op, "", t)
 }
 
-// submitted counts a creation as one that may have made a sandbox, however often it was refused.
-func (p *provider) submitted(op string, creation CreationOperation, refused bool) {
+// submitted counts a creation as one that may make a sandbox.
+func (p *provider) submitted(op string, creation CreationOperation) {
 	t := creation.target()
-	t.refused = refused
 	p.about(t).Mark(string(ActivityCreation), op, "", t)
+}
+
+// refused notes of a creation, if it is still counted, that each of its requests was refused.
+func (p *provider) refused(creation CreationOperation) {
+	t := creation.target()
+	t.refused = true
+	p.about(t).Amend(string(ActivityCreation), "", t)
 }
 
 // found counts the sandbox of a creation in its stead, if that was still counted.

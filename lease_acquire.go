@@ -346,7 +346,7 @@ func (a *acquisition) submit(work context.Context) (*daytona.Sandbox, error) {
 	left, creation := a.left, a.creation
 	if a.submitted = !left; !left {
 		a.earlier, a.refused = a.earlier || a.refused, false // that says nothing of this one
-		a.p.submitted(a.op, creation, false)
+		a.p.submitted(a.op, creation)
 	}
 	a.mu.Unlock()
 	if left {
@@ -425,7 +425,9 @@ func (a *acquisition) compensate(work context.Context, err error) *Error {
 			if submitted {
 				first.Cleanup = creation.envelope(first.Phase, "")
 			}
-			a.p.submitted(a.op, creation, refused)
+			if refused {
+				a.p.refused(creation)
+			}
 			a.p.ledger.leave(work, creation.Attempt)
 			return first
 		}

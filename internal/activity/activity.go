@@ -239,6 +239,15 @@ func (s *Subject[S, D]) mark(key markKey, op string, detail D) {
 	s.count(oneChange)
 }
 
+// Amend replaces the detail of a mark, if it is still there.
+func (s *Subject[S, D]) Amend(kind, id string, detail D) {
+	s.t.mu.Lock()
+	defer s.t.mu.Unlock()
+	if m := s.t.marks[s][markKey{kind, id}]; m != nil {
+		m.detail = detail
+	}
+}
+
 // Unmark ends the marks of a kind and id, which somebody knows to be over.
 func (s *Subject[S, D]) Unmark(kind, id string) {
 	s.t.mu.Lock()

@@ -51,6 +51,11 @@ func TestAlive(t *testing.T) {
 		first.End()
 		first.End()
 		second.End()
+		one.Amend("command", "y", 1)
+		one.Amend("command", "x", 10)
+		if got := a.Alive(anyScope)[0]; len(a.Alive(anyScope)) != 2 || got.Detail != 10 {
+			t.Errorf("after Amend() there is %q", names(a))
+		}
 		one.Unmark("command", "y")
 		one.Unmark("command", "x")
 		if a.Idle() {
