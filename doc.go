@@ -39,6 +39,7 @@
 //   - [Endpoint] reaches a service on a port of the sandbox; [SSHAccess] lets a person in.
 //   - [Snapshots] makes what sandboxes are created from: builds, and captures of a lease's files.
 //   - [Store] is the durable list of what a host has to give back; a [Sweeper] works off what dead hosts left on it.
+//   - [IdleReport] names what is still active, and [Provider] proves that nothing is.
 //   - [Error] is the one error type, with a [Kind] and a sentinel for each.
 //   - [FaultPlan] makes the local backend lose replies and sandboxes, to test a host against.
 //

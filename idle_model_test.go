@@ -25,7 +25,8 @@ type idleModel struct {
 	t    *testing.T
 	r    *rand.Rand
 	host *idleHost
-	dead sync.WaitGroup // hosts that were killed
+	dead sync.WaitGroup // what calls have begun, and hosts that were killed
+	most int            // calls at once: a scope in which something is always under way is never proved to be idle
 
 	mu       sync.Mutex
 	auto     bool // every request is handled and answered at once
@@ -356,7 +357,11 @@ func (m *idleModel) step() {
 		m.answer()
 		return
 	case kind < 68:
-		time.Sleep(time.Duration(m.r.IntN(20_000)) * time.Millisecond)
+		longest := 500 // milliseconds
+		if m.r.IntN(5) == 0 {
+			longest = 20_000
+		}
+		time.Sleep(time.Duration(m.r.IntN(longest)) * time.Millisecond)
 		return
 	case kind < 70:
 		m.mu.Lock()
@@ -373,9 +378,9 @@ func (m *idleModel) step() {
 	case kind == 78 && m.r.IntN(10) == 0:
 		m.restart()
 		return
-	case calls > 6:
+	case calls >= m.most && kind != 82 && kind != 83:
 		return
-	case kind < 82 && len(refs) < 12:
+	case kind < 82 && len(refs) < 6:
 		m.call("acquire", scope, func(ctx context.Context, h *idleHost) error {
 			l, err := h.Acquire(ctx, AcquireRequest{Scope: scope})
 			if err == nil {
@@ -474,6 +479,9 @@ func (m *idleModel) answer() {
 	i := m.r.IntN(len(m.pending))
 	q := m.pending[i]
 	if q.resp != nil {
+		if m.r.IntN(4) > 0 {
+			return
+		}
 		m.pending = slices.Delete(m.pending, i, i+1)
 		q.tell(idleAnswer{resp: q.resp})
 		return
@@ -493,7 +501,7 @@ func (m *idleModel) answer() {
 		return
 	}
 	resp := m.handle(q)
-	if m.r.IntN(2) == 0 {
+	if m.r.IntN(5) == 0 {
 		q.resp = resp
 		return
 	}
@@ -554,14 +562,14 @@ func (m *idleModel) finish() {
 // and killed hosts. A host is never said to be idle while anything of it is alive, and always is in the end.
 func TestI1Model(t *testing.T) {
 	const steps = 500
-	schedules := 4
+	schedules := 8
 	if long() {
 		schedules = 300
 	}
 	for n := range schedules {
 		seed := rand.Uint64()
 		synctest.Test(t, func(t *testing.T) {
-			m := &idleModel{t: t, r: rand.New(rand.NewPCG(seed, 0)), boxes: make(map[string]*idleBox)}
+			m := &idleModel{t: t, r: rand.New(rand.NewPCG(seed, 0)), most: 1 + n%6, boxes: make(map[string]*idleBox)}
 			m.boot()
 			for range steps {
 				m.step()
