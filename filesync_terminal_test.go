@@ -300,6 +300,26 @@ func TestF2TerminalLostAndConnectedAgain(t *testing.T) {
 	wantNoTerminals(t, r, l)
 }
 
+func TestManyFilesThroughATerminal(t *testing.T) {
+	t.Parallel()
+	files := 300
+	if long() {
+		files = 100_000
+	}
+	r, l := fullLease(t, emulator.Options{})
+	source, dest := filepath.Join(l.Ref().Workspace, "t"), filepath.Join(t.TempDir(), "dest")
+	writeFiles(t, source, map[string]string{"dir/f": ""})
+	manyFiles(t, filepath.Join(source, "dir"), files, 1<<10)
+	result, err := l.Exporter().Dir(t.Context(), "t", dest, ExportOptions{})
+	if err != nil || result.Route != RouteTerminal || result.Bytes != int64(files)<<10 {
+		t.Fatalf("%+v, %v, want %d files through a terminal", result, err, files)
+	}
+	if want, got := treeDigest(t, source), treeDigest(t, dest); got != want {
+		t.Errorf("the host got another tree")
+	}
+	wantNoTerminals(t, r, l)
+}
+
 // wantNoTerminals fails the test if a terminal is left in the sandbox.
 func wantNoTerminals(t *testing.T, r *rig, l *Lease) {
 	t.Helper()
