@@ -148,6 +148,13 @@ var (
 	languages       = []string{"python", "javascript", "typescript"}
 )
 
+// Validate reports whether [New] accepts the configuration. It sends nothing. It fails with [ErrInvalid], naming every
+// problem in [Error.Fields].
+func (c Config) Validate() error {
+	_, err := c.withDefaults()
+	return err
+}
+
 // withDefaults returns a copy with every default filled in, and all problems of the input. The copy shares nothing
 // with the caller's value that the caller could change later.
 func (c Config) withDefaults() (Config, error) {

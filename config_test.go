@@ -98,13 +98,13 @@ func TestConfigProblems(t *testing.T) {
 			t.Setenv("DAYTONA_API_KEY", "")
 			c := valid
 			tt.change(&c)
-			_, err := c.withDefaults()
+			err := c.Validate()
 			var e *Error
 			switch {
 			case tt.field == "" && err != nil:
-				t.Errorf("withDefaults() = %v, want no error", err)
+				t.Errorf("Validate() = %v, want no error", err)
 			case tt.field != "" && (!errors.As(err, &e) || len(e.Fields) != 1 || e.Fields[0].Field != tt.field):
-				t.Errorf("withDefaults() = %v, want one problem of %s", err, tt.field)
+				t.Errorf("Validate() = %v, want one problem of %s", err, tt.field)
 			}
 		})
 	}

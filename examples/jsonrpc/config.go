@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"log/slog"
@@ -129,9 +128,8 @@ func (w *worker) problems(s settings) []string {
 	if w.localDir != "" {
 		s.APIKey, s.APIURL = "local", ""
 	}
-	provider, err := leasehold.New(s.config(nil))
+	err := s.config(nil).Validate()
 	if err == nil {
-		_ = provider.Close(context.Background())
 		return nil
 	}
 	failed, ok := errors.AsType[*leasehold.Error](err)
