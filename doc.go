@@ -34,6 +34,8 @@
 //   - [Provider] acquires leases, resumes them after a restart, takes them back, and cleans up what an error could not.
 //   - [Lease] is one sandbox in use; [LeaseRef] is the same as plain data, to be stored.
 //   - [Executor] runs commands in it; [Process] is one that was started, [CommandRef] the same as plain data.
+//   - [Terminal] is a program that a person, or a program in a person's place, types to; [Channel] a program's input and
+//     output as one exact stream.
 //   - [Bwrap] says whether commands are wrapped, so that a write which would not survive the sandbox fails at once.
 //   - [Importer] and [Exporter] move files: directories, single files, file systems, tar streams.
 //   - [Endpoint] reaches a service on a port of the sandbox; [SSHAccess] lets a person in.
