@@ -1,0 +1,118 @@
+// Command httphost is a small HTTP service that gives its tenants leases on sandboxes: create, resume and give back, run
+// commands and follow their output, move directories both ways. It is written on the standard library and Leasehold alone.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+// shutdownTime bounds the end of the service: what takes longer is left to the durable list, and to the next process.
+const shutdownTime = 2 * time.Minute
+
+type options struct {
+	listen string
+	dir    string // of everything that survives the process
+	keep   bool   // at the end, leave leases and commands for the next process
+	tokens string // as parseTenants takes them; empty: one is made up
+	backend
+	limits
+}
+
+func main() {
+	o := options{tokens: os.Getenv("HTTPHOST_TOKENS"), limits: defaultLimits}
+	flag.StringVar(&o.listen, "listen", "127.0.0.1:8080", "address to serve on")
+	flag.StringVar(&o.dir, "dir", "httphost-data", "directory for leases, output of commands, and the list of what is to be given back")
+	flag.BoolVar(&o.keep, "keep", false, "at the end leave leases and commands as they are, for the next process to go on with")
+	flag.StringVar(&o.backend.image, "image", "", "image of the sandboxes, on Daytona (default: the provider's)")
+	flag.DurationVar(&o.backend.ttl, "ttl", 24*time.Hour, "lifetime of a sandbox, after which the provider destroys it; 0: none")
+	flag.IntVar(&o.limits.leases, "leases", o.limits.leases, "leases that a tenant may have")
+	flag.IntVar(&o.limits.commands, "commands", o.limits.commands, "commands that a tenant may have running")
+	flag.Parse()
+
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop) // a second interrupt ends the program at once
+	if err := run(ctx, o, os.Stderr); err != nil {
+		fmt.Fprintln(os.Stderr, "httphost:", err)
+		stop()
+		os.Exit(1)
+	}
+}
+
+// run serves until ctx ends. Then it stops the commands, gives back every lease but those that a tenant kept, and
+// returns when all is proved, or on the durable list.
+func run(ctx context.Context, o options, stderr io.Writer) (err error) {
+	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: slog.LevelInfo}))
+	tenants, made, err := parseTenants(o.tokens, o.limits)
+	if err != nil {
+		return err
+	}
+	listener, err := net.Listen("tcp", o.listen)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = listener.Close() }()
+	provider, sweeper, err := o.backend.open(o.dir, log)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
+		defer cancel()
+		err = errors.Join(err, provider.Close(closing))
+	}()
+	s, err := newService(provider, o.dir, tenants, o.limits, log)
+	if err != nil {
+		return err
+	}
+	sweeping, endSweeping := context.WithCancel(context.WithoutCancel(ctx))
+	defer endSweeping()
+	swept := make(chan struct{})
+	go func() {
+		defer close(swept)
+		_ = sweeper.Run(sweeping)
+	}()
+
+	server := s.server()
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	fmt.Fprintf(stderr, "serving on http://%s/\n", listener.Addr())
+	if made != "" {
+		fmt.Fprintf(stderr, "the page, with a token made up for this run: http://%s/#%s\n", listener.Addr(), made)
+	}
+	select {
+	case err = <-served: // the listener failed
+	case <-ctx.Done():
+	}
+
+	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
+	defer cancel()
+	s.stopWork(o.keep)
+	if shutdown := server.Shutdown(ending); shutdown != nil {
+		err = errors.Join(err, shutdown, server.Close())
+	}
+	s.background.Wait()
+	if !o.keep {
+		err = errors.Join(err, s.giveBackAll(ending))
+		if _, sweep := sweeper.Sweep(ending); sweep != nil { // what failed half-way, once more
+			err = errors.Join(err, sweep)
+		}
+	}
+	endSweeping()
+	<-swept
+	if errors.Is(err, http.ErrServerClosed) {
+		err = nil
+	}
+	return err
+}
