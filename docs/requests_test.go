@@ -1,6 +1,7 @@
 package docs
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"os"
@@ -20,7 +21,11 @@ func TestRequestCounts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = provider.Close(t.Context()) })
+	t.Cleanup(func() {
+		if err := provider.Close(context.Background()); err != nil {
+			t.Errorf("Close() = %v", err)
+		}
+	})
 	source := t.TempDir()
 	if err := os.WriteFile(filepath.Join(source, "file"), []byte("content"), 0o600); err != nil {
 		t.Fatal(err)

@@ -15,7 +15,11 @@ func newProvider(t *testing.T) leasehold.Provider {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = provider.Close(t.Context()) })
+	t.Cleanup(func() {
+		if err := provider.Close(context.Background()); err != nil {
+			t.Errorf("Close() = %v", err)
+		}
+	})
 	return provider
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -22,6 +23,8 @@ func TestTheHostSurvives(t *testing.T) {
 			leasehold.Fault{Method: "POST", Path: execute, Nth: 2, Action: leasehold.FaultDuplicate}, 1},
 		"a lost reply to the command": {
 			leasehold.Fault{Method: "POST", Path: execute, Nth: 2, Action: leasehold.FaultDropAfter}, 1},
+		"a sandbox that stops before the command": { // its second read is the command's
+			leasehold.Fault{Method: "GET", Path: "/api/sandbox/*", Nth: 2, Action: leasehold.FaultMergeReply, Body: `{"state":"stopped"}`}, 2},
 		"a rate limit": {
 			leasehold.Fault{Method: "POST", Path: "/api/sandbox", Action: leasehold.FaultStatusBefore, Status: 429}, 2},
 	}
@@ -74,6 +77,10 @@ func newHost(t *testing.T, plan *leasehold.FaultPlan, config leasehold.Config) h
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = provider.Close(t.Context()) })
+	t.Cleanup(func() {
+		if err := provider.Close(context.Background()); err != nil {
+			t.Errorf("Close() = %v", err)
+		}
+	})
 	return host{provider: provider, keep: func(e leasehold.CleanupEnvelope) { t.Errorf("kept %s", e.Name) }}
 }
