@@ -95,7 +95,9 @@ func (p *provider) acquire(ctx context.Context, op string, request AcquireReques
 	lease := make(chan *Lease)       // received: the caller has the lease
 	failure := make(chan *Error, 1)  // the acquisition's own end, compensated as far as it goes
 	abandoned := make(chan struct{}) // closed: nobody will take the lease
+	ended := make(chan struct{})     // closed: the call counts no longer
 	go func() {
+		defer close(ended)
 		defer finish()
 		limited, expire := context.WithDeadline(work, a.until)
 		defer expire()
@@ -117,8 +119,10 @@ func (p *provider) acquire(ctx context.Context, op string, request AcquireReques
 	}()
 	select {
 	case l := <-lease:
+		<-ended
 		return l, nil
 	case err := <-failure:
+		<-ended
 		return nil, err
 	case <-ctx.Done():
 	}
