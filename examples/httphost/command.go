@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"sync"
@@ -30,8 +31,8 @@ func (s commandState) final() bool {
 }
 
 var (
-	errUnrecorded = errors.New("the service was killed while it started the command")
-	errLost       = errors.New("the command was not observed to its end")
+	errUnrecorded = refusal(http.StatusConflict, "the service was killed while it started the command")
+	errUnbegun    = refusal(http.StatusConflict, "the command did not begin")
 )
 
 // command is one command of a lease, in a directory of its own: command.json, and the log of its output.
@@ -134,7 +135,7 @@ func (l *lease) forget(c *command) error {
 	l.mu.Lock()
 	delete(l.commands, c.record.ID)
 	l.mu.Unlock()
-	c.finish(commandUnknown, leasehold.Result{}, errLost) // for who has asked for its events meanwhile
+	c.finish(commandFailed, leasehold.Result{}, errUnbegun) // for who has asked for its events meanwhile
 	return os.RemoveAll(c.dir)
 }
 
@@ -158,7 +159,7 @@ func (l *lease) settle() {
 func (l *lease) loseCommands(why string) {
 	for _, c := range l.all() {
 		if c.view().State == commandDetached {
-			c.finish(commandUnknown, leasehold.Result{}, refusal(409, why))
+			c.finish(commandUnknown, leasehold.Result{}, refusal(http.StatusConflict, why))
 		}
 	}
 }
@@ -244,25 +245,24 @@ func (c *command) detach() {
 	}
 }
 
-// watch waits for the end of a command, and writes down what became of it. One that was started just now, and is not found,
-// could not enter its directory.
-func (c *command) watch(p *leasehold.Process, fresh bool) {
+// outcome waits for the end of a command, and says what became of it. One that was started just now, and is not found, could
+// not enter its directory.
+func (c *command) outcome(p *leasehold.Process, fresh bool) (commandState, leasehold.Result, error) {
 	result, err := p.Wait()
 	c.mu.Lock()
 	detached := c.detached && errors.Is(err, leasehold.ErrCanceled)
 	c.mu.Unlock()
 	switch {
 	case detached:
-		c.finish(commandDetached, result, err)
+		return commandDetached, result, err
 	case result.Dispatched == leasehold.DispatchedNo, fresh && errors.Is(err, leasehold.ErrNotFound):
-		c.finish(commandFailed, result, err)
+		return commandFailed, result, err
 	case result.StopConfirmed:
-		c.finish(commandStopped, result, err)
+		return commandStopped, result, err
 	case result.Exited:
-		c.finish(commandExited, result, err)
-	default:
-		c.finish(commandUnknown, result, err)
+		return commandExited, result, err
 	}
+	return commandUnknown, result, err
 }
 
 // finish ends the observation of a command. The log is whole by then, as far as it ever will be.

@@ -96,8 +96,9 @@ func (s *service) startCommand(w http.ResponseWriter, r *http.Request, t *tenant
 	watched = true
 	err = c.observe(process)
 	s.background.Go(func() {
-		defer t.commands.free()
-		c.watch(process, true)
+		state, result, err := c.outcome(process, true)
+		t.commands.free() // before anybody is told: who knows of the end may start the next one
+		c.finish(state, result, err)
 	})
 	if s.keeping.Load() { // the others were let go of before this one was there
 		c.detach()
@@ -195,7 +196,8 @@ func (l *lease) all() []*command {
 	return slices.Collect(maps.Values(l.commands))
 }
 
-// attach goes on with the commands that an earlier process started, each from where its output ends here.
+// attach goes on with the commands that an earlier process started, each from where its output ends here. They do not count
+// among those that their tenant may have running.
 func (s *service) attach(l *lease, on *leasehold.Lease) {
 	for _, c := range l.all() {
 		_, record, _ := c.progress()
@@ -215,7 +217,7 @@ func (s *service) attach(l *lease, on *leasehold.Lease) {
 			if err := c.observe(process); err != nil {
 				s.log.Error("a command cannot be written down", "err", err)
 			}
-			s.background.Go(func() { c.watch(process, false) })
+			s.background.Go(func() { c.finish(c.outcome(process, false)) })
 		case ok && (failed.Retryable || failed.Kind == leasehold.KindCanceled || failed.Kind == leasehold.KindNotRunning):
 			s.log.Warn("a command cannot be observed", "lease", l.id(), "err", err) // the next resume tries again
 		default:

@@ -18,8 +18,6 @@ import (
 const (
 	// pingTime is how often an idle stream of events shows that it is alive.
 	pingTime = 15 * time.Second
-	// writeTime is how long a client may take nothing of what it is sent.
-	writeTime = 30 * time.Second
 	// endOfEvents is what the id of a command's last event ends in.
 	endOfEvents = "-end"
 )
@@ -60,7 +58,8 @@ func (s *service) events(w http.ResponseWriter, r *http.Request, t *tenant) erro
 
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no") // or proxies hold it back
-	stream := eventStream{w, http.NewResponseController(w)}
+	stream := eventStream{timedResponse(w)}
+	defer stream.done()
 	// A client that takes nothing, or has gone, is noticed by its writes and by its context; there is nobody to tell.
 	_ = stream.follow(r, c, logReader{file: file, from: from})
 	return nil
@@ -81,10 +80,7 @@ func parseEventID(id string) (leasehold.Offsets, error) {
 
 func eventID(o leasehold.Offsets) string { return fmt.Sprintf("%d-%d", o.Stdout, o.Stderr) }
 
-type eventStream struct {
-	w          io.Writer
-	connection *http.ResponseController
-}
+type eventStream struct{ timedWriter }
 
 // follow sends what there is, and then what comes, until the command has ended.
 func (e eventStream) follow(r *http.Request, c *command, log logReader) error {
@@ -145,10 +141,7 @@ func (e eventStream) copy(log *logReader, size int64) error {
 }
 
 func (e eventStream) send(event string) error {
-	if err := e.connection.SetWriteDeadline(time.Now().Add(writeTime)); err != nil {
-		return err
-	}
-	if _, err := io.WriteString(e.w, event); err != nil {
+	if _, err := e.Write([]byte(event)); err != nil {
 		return err
 	}
 	return e.connection.Flush()

@@ -3,7 +3,6 @@ package main
 import (
 	"io/fs"
 	"net/http"
-	"time"
 
 	"github.com/leasehold-go/leasehold"
 )
@@ -62,7 +61,8 @@ func (s *service) download(w http.ResponseWriter, r *http.Request, t *tenant) er
 	if err != nil {
 		return err
 	}
-	archive := &archiveWriter{ResponseWriter: w, connection: http.NewResponseController(w)}
+	archive := &archiveWriter{timedWriter: timedResponse(w)}
+	defer archive.done()
 	_, err = bound.Exporter().Tar(r.Context(), dir, archive, leasehold.ExportOptions{MaxBytes: s.limits.download})
 	if err != nil && archive.begun {
 		s.log.Warn("a download was cut short", "lease", l.id(), "err", err)
@@ -73,9 +73,8 @@ func (s *service) download(w http.ResponseWriter, r *http.Request, t *tenant) er
 
 // archiveWriter is a response that begins with the first byte of its archive: until then an error can be answered.
 type archiveWriter struct {
-	http.ResponseWriter
-	connection *http.ResponseController
-	begun      bool
+	timedWriter
+	begun bool
 }
 
 func (w *archiveWriter) Write(p []byte) (int, error) {
@@ -84,8 +83,5 @@ func (w *archiveWriter) Write(p []byte) (int, error) {
 		w.Header().Set("Content-Type", "application/x-tar")
 		w.Header().Set("Content-Disposition", `attachment; filename="files.tar"`)
 	}
-	if err := w.connection.SetWriteDeadline(time.Now().Add(writeTime)); err != nil {
-		return 0, err
-	}
-	return w.ResponseWriter.Write(p)
+	return w.timedWriter.Write(p)
 }

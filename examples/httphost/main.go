@@ -10,7 +10,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
@@ -111,8 +110,5 @@ func run(ctx context.Context, o options, stderr io.Writer) (err error) {
 	}
 	endSweeping()
 	<-swept
-	if errors.Is(err, http.ErrServerClosed) {
-		err = nil
-	}
 	return err
 }

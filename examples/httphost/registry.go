@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -184,7 +185,7 @@ func (l *lease) begin(state leaseState) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.record.State == leaseResuming || l.record.State == leaseEnding {
-		return refusal(409, "the lease is "+string(l.record.State))
+		return refusal(http.StatusConflict, "the lease is "+string(l.record.State))
 	}
 	before := l.record
 	l.record.State, l.record.Detail = state, ""
@@ -206,7 +207,7 @@ func (l *lease) set(state leaseState, detail string) error {
 // use returns the lease for something to be done in its sandbox.
 func (l *lease) use(p leasehold.Provider) (*leasehold.Lease, error) {
 	if state := l.state(); state != leaseActive {
-		return nil, refusal(409, "the lease is "+string(state)+", not active")
+		return nil, refusal(http.StatusConflict, "the lease is "+string(state)+", not active")
 	}
 	return p.Bind(l.ref())
 }

@@ -152,5 +152,32 @@ func (t timedReader) Read(p []byte) (int, error) {
 	if err := t.connection.SetReadDeadline(time.Now().Add(readTime)); err != nil {
 		return 0, err
 	}
-	return t.body.Read(p)
+	n, err := t.body.Read(p)
+	if err != nil { // at the end, too: what is read from then on is whether the client is still there
+		_ = t.connection.SetReadDeadline(time.Time{})
+	}
+	return n, err
 }
+
+// writeTime is how long a client may take nothing of what it is sent.
+const writeTime = 30 * time.Second
+
+// timedWriter writes a response that may take long, and fails when the client takes nothing of it for a while.
+type timedWriter struct {
+	http.ResponseWriter
+	connection *http.ResponseController
+}
+
+func timedResponse(w http.ResponseWriter) timedWriter {
+	return timedWriter{w, http.NewResponseController(w)}
+}
+
+func (t timedWriter) Write(p []byte) (int, error) {
+	if err := t.connection.SetWriteDeadline(time.Now().Add(writeTime)); err != nil {
+		return 0, err
+	}
+	return t.ResponseWriter.Write(p)
+}
+
+// done gives the connection back for the next response.
+func (t timedWriter) done() { _ = t.connection.SetWriteDeadline(time.Time{}) }

@@ -9,11 +9,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
+	"testing/fstest"
 
 	"github.com/leasehold-go/leasehold"
 )
@@ -202,11 +204,17 @@ func TestACommandOutlivesTheService(t *testing.T) {
 	c = second.client(t)
 	response := c.send("GET", command+"/events", nil, "Last-Event-ID", had.last)
 	defer func() { _ = response.Body.Close() }()
-	// The lease is the new service's once it was resumed.
-	for parse[leaseView](t, c.want(200, "GET", lease, nil)).State != leaseActive {
-		continue
+	l, err := second.leases.of(second.tenants[0], path.Base(lease))
+	if err != nil {
+		t.Fatal(err)
 	}
-	c.want(200, "PUT", lease+"/files", archive(t, map[string]string{"go": ""}))
+	bound, err := p.Bind(l.ref())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bound.Importer().FS(t.Context(), fstest.MapFS{"go": {Mode: 0o644}}, "", leasehold.ImportOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	rest := readEvents(t, response.Body, nil)
 	if rest.stdout != "two\n" || rest.end.State != commandExited || *rest.end.Result.ExitCode != 5 || !rest.end.Result.Complete {
 		t.Errorf("the rest: %+v %+v, want two, and exit 5", rest, rest.end.Result)

@@ -1,0 +1,164 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/leasehold-go/leasehold"
+)
+
+// memory is a listener in memory, whose connections keep to the time of a bubble.
+type memory chan net.Conn
+
+func (m memory) Accept() (net.Conn, error) {
+	conn, ok := <-m
+	if !ok {
+		return nil, net.ErrClosed
+	}
+	return conn, nil
+}
+func (m memory) Close() error   { close(m); return nil }
+func (m memory) Addr() net.Addr { return &net.UnixAddr{Name: "memory", Net: "unix"} }
+
+// dial returns one connection of a client.
+func (m memory) dial() net.Conn {
+	client, server := net.Pipe()
+	m <- server
+	return client
+}
+
+// inMemory serves in a bubble.
+func inMemory(t *testing.T, server *http.Server) memory {
+	m := make(memory)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = server.Serve(m)
+	}()
+	t.Cleanup(func() {
+		_ = server.Close()
+		<-ended
+	})
+	return m
+}
+
+func TestAClientThatSendsNothingIsCut(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := newService(nil, t.TempDir(), nil, defaultLimits, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := s.server()
+		took := make(chan time.Duration, 1)
+		server.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			began := time.Now()
+			if _, err := io.Copy(io.Discard, s.timed(w, r, 100)); err == nil {
+				time.Sleep(10 * time.Minute) // it does something with what it has
+				if err := r.Context().Err(); err != nil {
+					t.Errorf("the request of a client that waits: %v, want it to go on", err)
+				}
+			}
+			took <- time.Since(began)
+		})
+		m := inMemory(t, server)
+
+		slow := m.dial() // a byte in time, and then nothing
+		_, _ = io.WriteString(slow, "PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n")
+		time.Sleep(readTime - time.Second)
+		_, _ = io.WriteString(slow, "a")
+		if got, want := <-took, 2*readTime-time.Second; got != want {
+			t.Errorf("a client that sends nothing more was cut after %s, want %s", got, want)
+		}
+		_ = slow.Close()
+
+		patient := m.dial() // everything, and then it waits
+		_, _ = io.WriteString(patient, "PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\na")
+		if got, want := <-took, 10*time.Minute; got != want {
+			t.Errorf("the work after the body took %s, want %s", got, want)
+		}
+		_ = patient.Close()
+
+		silent := m.dial() // not even a header
+		began := time.Now()
+		_, _ = io.ReadAll(silent)
+		if got := time.Since(began); got != server.ReadHeaderTimeout {
+			t.Errorf("a client without a header was cut after %s, want %s", got, server.ReadHeaderTimeout)
+		}
+		_ = silent.Close()
+	})
+}
+
+// TestAConnectionServesAfterAStream: what bounds the writes of a stream does not bound those of the next response.
+func TestAConnectionServesAfterAStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		tenants, _, err := parseTenants(tokens, defaultLimits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := newService(nil, dir, tenants, defaultLimits, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		l, err := s.leases.add(leasehold.LeaseRef{Attempt: "a", Scope: leasehold.Scope{Tenant: "acme"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, _, err := l.newCommand(commandRequest{ID: "c"}, "", 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn := inMemory(t, s.server()).dial()
+		defer func() { _ = conn.Close() }()
+		answers := bufio.NewReader(conn)
+		ask := func(path string) *http.Response {
+			t.Helper()
+			r, err := http.NewRequestWithContext(context.Background(), "GET", "http://x"+path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Header.Set("Authorization", "Bearer "+acmeToken)
+			if err := r.Write(conn); err != nil {
+				t.Fatal(err)
+			}
+			response, err := http.ReadResponse(answers, r)
+			if err != nil {
+				t.Fatalf("GET %s: %v", path, err)
+			}
+			return response
+		}
+		response := ask("/v1/leases/a/commands/c/events")
+		body := bufio.NewReader(response.Body)
+		for range 3 { // while the command says nothing, the stream shows that it is alive
+			if line, err := body.ReadString('\n'); err != nil || line != ":\n" {
+				t.Fatalf("the stream has %q, %v, want a comment", line, err)
+			}
+			_, _ = body.ReadString('\n')
+		}
+		if _, err := c.stream(streamOut).Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		c.finish(commandExited, leasehold.Result{Exited: true, Complete: true}, nil)
+		rest, err := io.ReadAll(body)
+		if err != nil || !strings.Contains(string(rest), "id: 1-0\nevent: stdout\ndata: eA==\n\n") || !strings.Contains(string(rest), "event: end\n") {
+			t.Errorf("the stream goes on with %q, %v, want the output and the end", rest, err)
+		}
+		time.Sleep(writeTime + time.Second)
+		if response := ask("/healthz"); response.StatusCode != http.StatusOK {
+			t.Errorf("the next response on the connection: %s, want 200", response.Status)
+		}
+		if _, err := os.Stat(filepath.Join(dir, "leases", "a", "commands", "c", "output")); err != nil {
+			t.Error(err)
+		}
+	})
+}
