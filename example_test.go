@@ -310,40 +310,6 @@ func ExampleFaultPlan() {
 	// replies lost: 1
 }
 
-// A host that wants to sleep asks whether anything is active. What nobody here sees end, such as a command that was left
-// running, is active until its sandbox is proved to be at rest.
-func ExampleProvider_idle() {
-	ctx := context.Background()
-	provider, err := leasehold.NewLocal(leasehold.LocalConfig{})
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer provider.Close(ctx)
-	fmt.Println("unused:", provider.Idle().Idle)
-	lease, err := provider.Acquire(ctx, leasehold.AcquireRequest{Scope: leasehold.Scope{Tenant: "acme", Environment: "ci", Run: "42"}})
-	if err != nil {
-		log.Fatal(err)
-	}
-	report, err := provider.ProveIdle(ctx)
-	if err != nil {
-		log.Fatal(err)
-	}
-	for _, a := range report.Active {
-		fmt.Println(a.Kind, "of run", a.Scope.Run, "since", a.Op)
-	}
-	if _, err := provider.Destroy(ctx, lease.Ref()); err != nil {
-		log.Fatal(err)
-	}
-	for idle := range provider.IdleChanges(ctx) {
-		fmt.Println("destroyed:", idle)
-		break
-	}
-	// Output:
-	// unused: true
-	// allocation of run 42 since acquire
-	// destroyed: true
-}
-
 // exampleLease returns a lease on a local backend, and what ends both.
 func exampleLease(ctx context.Context) (*leasehold.Lease, func()) {
 	provider, err := leasehold.NewLocal(leasehold.LocalConfig{})
