@@ -164,6 +164,9 @@ func TestBwrap(t *testing.T) {
 	r := bwrapRig(t, Config{Reuse: true})
 	l := wrappedLease(t, r)
 	ws, home := l.Ref().Workspace, filepath.Dir(l.Ref().Workspace)
+	if err := os.WriteFile(filepath.Join(home, ".profile"), []byte("export FROM_PROFILE=yes\necho noise\nexit 4\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
 	t.Run("group", func(t *testing.T) {
 		for name, f := range map[string]func(*testing.T, *rig, *Lease, Transport){
 			"a write that survives":                testBwrapWrites,
@@ -373,10 +376,6 @@ func testBwrapOff(t *testing.T, r *rig, l *Lease, tr Transport) {
 }
 
 func testBwrapProfiles(t *testing.T, r *rig, l *Lease, tr Transport) {
-	home := filepath.Join(l.Ref().Workspace, "home-"+string(tr))
-	if err := errors.Join(os.MkdirAll(home, 0o755), os.WriteFile(filepath.Join(filepath.Dir(l.Ref().Workspace), ".profile"), []byte("export FROM_PROFILE=yes\necho noise\nexit 4\n"), 0o644)); err != nil {
-		t.Fatal(err)
-	}
 	mustRun(t, l, Command{Script: `echo $FROM_PROFILE`, Transport: tr}, wrapped(finished(0, "yes\n", "")))
 	mustRun(t, l, Command{Script: `echo ${FROM_PROFILE-none}`, Profiles: ProfilesNone, Transport: tr}, wrapped(finished(0, "none\n", "")))
 }

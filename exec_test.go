@@ -176,6 +176,15 @@ func TestAProfileThatReplacesTheShellIsAnError(t *testing.T) {
 	})
 }
 
+func TestAProfileThatExitsBeforeALongCommand(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		mustRun(t, l, Command{Profiles: ProfilesNone, Script: `echo 'exit 4' >"$HOME/.profile"`}, finished(0, "", ""))
+		long := strings.Repeat("x", 100<<10) // twice more than an argument of a process holds
+		mustRun(t, l, Command{Script: `cat; echo ${#A} ${#B}; exit 3`, Env: map[string]string{"A": long, "B": long}, Stdin: strings.NewReader("in\n")}, finished(3, "in\n102400 102400\n", ""))
+	})
+}
+
 func TestCaptureLimit(t *testing.T) {
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		_, l := execRig(t, tr)

@@ -142,7 +142,7 @@ fi
 var takeOver = code(`set -- "$_leasehold_record" "$_leasehold_shell"
 unset _leasehold_record _leasehold_shell
 if [ "${` + carrier + `+x}" ]; then exec ${_leasehold_setsid-} "$2" -c '_leasehold_text=$` + carrier + `; unset ` + carrier + `; eval "$_leasehold_text"' sh "$1"; fi
-exec ${_leasehold_setsid-} "$2" "$1.c" "$1"
+exec ${_leasehold_setsid-} "$2" -c ` + sourced + ` sh "$1"
 `)
 
 // carry exports the value of a variable as the text for a launcher.

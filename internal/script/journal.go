@@ -141,7 +141,7 @@ func launch(login Login, text, stdin string) string {
 	if len(text) <= login.maxText() {
 		b.WriteString("_text=" + quoteText(text) + "\n")
 	} else {
-		shell = `"$_shell" "$_record.c" "$_record"`
+		shell = `"$_shell" -c ` + sourced + ` sh "$_record"`
 	}
 	carried := ""
 	if login.Bwrap != nil {

@@ -40,6 +40,10 @@ type Login struct {
 	file  string // a word: the path of a file that holds Script, which is too long for an argument
 }
 
+// sourced is the script of a shell whose text is in a file. Bash that reads its script from a file runs the EXIT trap, when a
+// profile exits, without the descriptors that the profile was kept from.
+const sourced = `'. "$1.c"'`
+
 // recorded returns the command with a record. Its script takes the record's path as its only argument.
 func (l Login) recorded() Login {
 	l.record = true

@@ -163,7 +163,7 @@ func (s Session) Text() string {
 	b.WriteString("printf '%s:%s\\n' " + s.Mark.word(markShell) + " $$\n")
 	b.WriteString(s.Login.shell("_leasehold_sh") + "\n")
 	b.WriteString("_leasehold_rc=125 _leasehold_r=\n") // if a redirection below fails, its group does not run
-	argv := `"$_leasehold_sh" "$_leasehold_r.c" "$_leasehold_r"`
+	argv := `"$_leasehold_sh" -c ` + sourced + ` sh "$_leasehold_r"`
 	if len(command) <= s.Login.maxText() {
 		argv = `"$_leasehold_sh" -c "$_leasehold_c" sh "$_leasehold_r"`
 		b.WriteString("_leasehold_c=" + quoteText(command) + "\n")
