@@ -3,13 +3,13 @@ package main
 import (
 	"bufio"
 	"encoding/json"
-	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // browser is a headless Chromium that is told what to do over a pair of pipes, by the DevTools protocol: messages of JSON
@@ -59,7 +59,9 @@ func startBrowser(t *testing.T) *browser {
 		defer close(ended)
 		b.read(bufio.NewReader(in))
 	}()
+	hung := time.AfterFunc(3*time.Minute, func() { _ = cmd.Process.Kill() })
 	t.Cleanup(func() {
+		defer hung.Stop()
 		b.send("", "Browser.close", nil)
 		<-ended // its side of the pipe is closed with the last of its processes
 		if err := cmd.Wait(); err != nil {
@@ -192,7 +194,7 @@ func (b *browser) evaluate(expression string) any {
 		ExceptionDetails json.RawMessage
 	}](b.t, b.page("Runtime.evaluate", map[string]any{"expression": expression, "awaitPromise": true, "returnByValue": true}))
 	if got.ExceptionDetails != nil {
-		return fmt.Sprintf("%s", got.ExceptionDetails)
+		return string(got.ExceptionDetails)
 	}
 	return got.Result.Value
 }
@@ -212,8 +214,10 @@ func (b *browser) press(key string) {
 // typeText types, a key for each character.
 func (b *browser) typeText(text string) {
 	b.t.Helper()
+	var taken <-chan reply
 	for _, c := range text {
-		b.page("Input.dispatchKeyEvent", map[string]any{"type": "keyDown", "key": string(c), "text": string(c)})
-		b.page("Input.dispatchKeyEvent", map[string]any{"type": "keyUp", "key": string(c)})
+		b.send(b.session, "Input.dispatchKeyEvent", map[string]any{"type": "keyDown", "key": string(c), "text": string(c)})
+		taken = b.send(b.session, "Input.dispatchKeyEvent", map[string]any{"type": "keyUp", "key": string(c)})
 	}
+	<-taken
 }

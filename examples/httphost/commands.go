@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
@@ -26,10 +25,22 @@ type commandRequest struct {
 	TimeoutSeconds int               `json:"timeoutSeconds"`
 }
 
+const maxTimeoutSeconds = 24 * 60 * 60
+
 var commandID = regexp.MustCompile(`^[A-Za-z0-9_-]{1,64}$`)
 
-// digest tells two requests apart. The environment, which may hold secrets, is written down in no other form.
-func (q commandRequest) digest() (string, error) {
+// complete checks a request, and gives it an id if it has none. It returns a digest, which tells two requests apart: the
+// environment, which may hold secrets, is written down in no other form.
+func (q *commandRequest) complete() (digest string, err error) {
+	if q.ID == "" {
+		q.ID = rand.Text()
+	}
+	if !commandID.MatchString(q.ID) {
+		return "", invalid("id is not 1 to 64 of A-Z a-z 0-9 _ -")
+	}
+	if q.TimeoutSeconds < 0 || q.TimeoutSeconds > maxTimeoutSeconds {
+		return "", invalid("timeoutSeconds is not 0 to 86400")
+	}
 	data, err := json.Marshal(q)
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:]), err
@@ -46,13 +57,7 @@ func (s *service) startCommand(w http.ResponseWriter, r *http.Request, t *tenant
 	if err := s.decode(w, r, &request); err != nil {
 		return err
 	}
-	if request.ID == "" {
-		request.ID = rand.Text()
-	}
-	if !commandID.MatchString(request.ID) || request.TimeoutSeconds < 0 {
-		return invalid("an id is 1 to 64 of A-Z a-z 0-9 _ -, and a timeout is not negative")
-	}
-	digest, err := request.digest()
+	digest, err := request.complete()
 	if err != nil {
 		return err
 	}
@@ -69,31 +74,35 @@ func (s *service) startCommand(w http.ResponseWriter, r *http.Request, t *tenant
 	if !t.commands.take() {
 		return tooMany("running commands")
 	}
-	watched := false
-	defer func() {
-		if !watched {
-			t.commands.free()
-		}
-	}()
 	c, made, err := l.newCommand(request, digest, s.limits.output)
-	if err != nil {
-		return err
-	}
-	if !made { // asked for twice at the same time
+	if err != nil || !made { // asked for twice at the same time
+		t.commands.free()
+		if err != nil {
+			return err
+		}
 		return again(w, c, digest)
 	}
-	process, err := bound.Executor().Start(s.commands, leasehold.Command{
-		Script: request.Script, Args: request.Args, Dir: request.Dir, Env: request.Env,
-		Timeout: time.Duration(request.TimeoutSeconds) * time.Second, Stdout: c.stream(streamOut), Stderr: c.stream(streamErr),
+	if err := s.start(l, c, bound.Executor(), request, t); err != nil {
+		return err
+	}
+	w.Header().Set("Location", "/v1/leases/"+l.id()+"/commands/"+request.ID)
+	return writeJSON(w, http.StatusCreated, c.view())
+}
+
+// start starts a command that has a slot of its tenant, which it gives back.
+func (s *service) start(l *lease, c *command, on *leasehold.Executor, q commandRequest, t *tenant) error {
+	process, err := on.Start(s.commands, leasehold.Command{
+		Script: q.Script, Args: q.Args, Dir: q.Dir, Env: q.Env, Timeout: time.Duration(q.TimeoutSeconds) * time.Second,
+		Stdout: c.stream(streamOut), Stderr: c.stream(streamErr),
 	})
 	if err != nil {
-		if failed, ok := errors.AsType[*leasehold.Error](err); ok && failed.Dispatched != leasehold.DispatchedUnknown {
+		t.commands.free()
+		if failed, ok := errors.AsType[*leasehold.Error](err); ok && (failed.Dispatched == leasehold.DispatchedNo || failed.Kind == leasehold.KindInvalid) {
 			return errors.Join(err, l.forget(c)) // it did not begin, and never will
 		}
 		c.finish(commandUnknown, leasehold.Result{}, err)
 		return err
 	}
-	watched = true
 	err = c.observe(process)
 	s.background.Go(func() {
 		state, result, err := c.outcome(process, true)
@@ -104,10 +113,9 @@ func (s *service) startCommand(w http.ResponseWriter, r *http.Request, t *tenant
 		c.detach()
 	}
 	if err != nil { // without its reference nobody could go on with it
-		return errors.Join(err, process.Kill(context.WithoutCancel(r.Context())))
+		return errors.Join(err, process.Kill(s.commands))
 	}
-	w.Header().Set("Location", "/v1/leases/"+l.id()+"/commands/"+request.ID)
-	return writeJSON(w, http.StatusCreated, c.view())
+	return nil
 }
 
 // again answers a request for a command that there is.

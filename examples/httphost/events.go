@@ -59,7 +59,6 @@ func (s *service) events(w http.ResponseWriter, r *http.Request, t *tenant) erro
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no") // or proxies hold it back
 	stream := eventStream{timedResponse(w)}
-	defer stream.done()
 	// A client that takes nothing, or has gone, is noticed by its writes and by its context; there is nobody to tell.
 	_ = stream.follow(r, c, logReader{file: file, from: from})
 	return nil

@@ -62,7 +62,6 @@ func (s *service) download(w http.ResponseWriter, r *http.Request, t *tenant) er
 		return err
 	}
 	archive := &archiveWriter{timedWriter: timedResponse(w)}
-	defer archive.done()
 	_, err = bound.Exporter().Tar(r.Context(), dir, archive, leasehold.ExportOptions{MaxBytes: s.limits.download})
 	if err != nil && archive.begun {
 		s.log.Warn("a download was cut short", "lease", l.id(), "err", err)

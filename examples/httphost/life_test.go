@@ -135,6 +135,7 @@ func TestLimits(t *testing.T) {
 	c.want(400, "POST", lease+"/commands", []byte(`{"scrip":"true"}`))
 	c.want(400, "POST", lease+"/commands", commandRequest{ID: "../x", Script: "true"})
 	c.want(400, "POST", lease+"/commands", commandRequest{})
+	c.want(400, "POST", lease+"/commands", commandRequest{Script: "true", TimeoutSeconds: 86_401})
 	c.want(413, "PUT", lease+"/files", archive(t, map[string]string{"small": "x", "large": strings.Repeat("x", 20_000)}))
 	if _, got, _ := c.run(lease, "ls -A | grep -v '^[.]leasehold$'"); got != "" {
 		t.Errorf("the workspace after an upload that is too large: %q, want nothing", got)

@@ -132,7 +132,7 @@ func (b *browser) wait(expression string) {
 	b.t.Helper()
 	if got := b.evaluate(fmt.Sprintf(`(async () => {
 		for (let i = 0; !(%s); i++) {
-			if (i > 1500) return "not true: " + document.activeElement?.id + " " + document.body.innerText;
+			if (i > 3000) return "not true: " + document.activeElement?.id + " " + document.body.innerText;
 			await new Promise((resolve) => setTimeout(resolve, 20));
 		}
 		return "";

@@ -153,7 +153,7 @@ func (t timedReader) Read(p []byte) (int, error) {
 		return 0, err
 	}
 	n, err := t.body.Read(p)
-	if err != nil { // at the end, too: what is read from then on is whether the client is still there
+	if err != nil { // at the end, too: then the server reads on, to notice if the client goes away
 		_ = t.connection.SetReadDeadline(time.Time{})
 	}
 	return n, err
@@ -162,7 +162,8 @@ func (t timedReader) Read(p []byte) (int, error) {
 // writeTime is how long a client may take nothing of what it is sent.
 const writeTime = 30 * time.Second
 
-// timedWriter writes a response that may take long, and fails when the client takes nothing of it for a while.
+// timedWriter writes a response that may take long, and fails when the client takes nothing of it for a while. The server
+// itself takes the deadline back when the response has ended.
 type timedWriter struct {
 	http.ResponseWriter
 	connection *http.ResponseController
@@ -178,6 +179,3 @@ func (t timedWriter) Write(p []byte) (int, error) {
 	}
 	return t.ResponseWriter.Write(p)
 }
-
-// done gives the connection back for the next response.
-func (t timedWriter) done() { _ = t.connection.SetWriteDeadline(time.Time{}) }
