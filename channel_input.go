@@ -10,15 +10,15 @@ import (
 )
 
 const (
-	// inputPages is how many pages a pipe has in Linux, and inputPage how large one is at least. Each piece of input takes
-	// pages of its own.
-	inputPages = 34
-	inputPage  = 4096
+	// inputWindow is how much input may be on its way. It must be more than the 64 KiB that the sandbox takes before it says
+	// so, and less than what fits into the four pipes there. A pipe of Linux has 16 pages, and two neighbouring ones hold
+	// more than a page together, whatever the sizes of the writes; the first may be nearly read. So 28 KiB each is certain.
+	inputWindow = 4 * 28 << 10
 	// killTime is how long the end of a program that was killed is waited for.
 	killTime = 500 * time.Millisecond
 )
 
-// channelInput sends a program its input. No more is on its way than what a pipe in the sandbox holds, so that what else is
+// channelInput sends a program its input. No more is on its way than what pipes in the sandbox hold, so that what else is
 // sent is never kept waiting by a program that does not read.
 type channelInput struct {
 	c *console
@@ -28,9 +28,7 @@ type channelInput struct {
 	mu      sync.Mutex // guards the fields below
 	cond    sync.Cond  // something in them changed
 	process int        // the program's
-	pieces  []int      // sent, and not taken by the program
-	part    int        // how much of the first one was
-	pages   int        // that they take at most
+	waiting int        // bytes sent, of which the program is not known to have taken them
 	ended   bool       // by CloseWrite
 	refused bool       // nobody reads any more
 }
@@ -57,36 +55,27 @@ func (in *channelInput) refuse() {
 	in.cond.Broadcast()
 }
 
-// pagesOf is how many pages a piece takes.
-func pagesOf(n int) int { return (n + inputPage - 1) / inputPage }
-
 // taken notes that the program took n bytes more. It reports whether so many were sent.
 func (in *channelInput) taken(n int) bool {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	in.part += n
-	for len(in.pieces) > 0 && in.part >= in.pieces[0] {
-		in.part -= in.pieces[0]
-		in.pages -= pagesOf(in.pieces[0])
-		in.pieces = in.pieces[1:]
-	}
+	in.waiting -= n
 	in.cond.Broadcast()
-	return in.part == 0 || len(in.pieces) > 0
+	return in.waiting >= 0
 }
 
 // next waits until something can be sent, and returns how much of so many bytes.
 func (in *channelInput) next(n int) (int, error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	for in.pages == inputPages && !in.refused && !in.ended {
+	for in.waiting == inputWindow && !in.refused && !in.ended {
 		in.cond.Wait()
 	}
 	if in.refused || in.ended {
 		return 0, in.c.closed("write")
 	}
-	n = min(n, (inputPages-in.pages)*inputPage)
-	in.pieces = append(in.pieces, n)
-	in.pages += pagesOf(n)
+	n = min(n, inputWindow-in.waiting)
+	in.waiting += n
 	return n, nil
 }
 

@@ -616,13 +616,19 @@ type bubbleRig struct {
 func newBubbleRig(t *testing.T, dir string) *bubbleRig {
 	t.Helper()
 	box := newBubbleBox(dir)
-	server, err := emulator.Start(emulator.Options{InMemory: true, Toolbox: box})
+	return newBubbleRigOn(t, box, box)
+}
+
+// newBubbleRigOn is newBubbleRig for a box behind something else.
+func newBubbleRigOn(t *testing.T, box *bubbleBox, toolbox http.Handler) *bubbleRig {
+	t.Helper()
+	server, err := emulator.Start(emulator.Options{InMemory: true, Toolbox: toolbox})
 	if err != nil {
 		t.Fatal(err)
 	}
 	b := &bubbleRig{box: box, host: newHost(server)}
 	zero := 0
-	b.rig = &rig{server: server, provider: rigProvider(t, server, Config{Transport: b.host, Workspace: filepath.Join(dir, "work"), AutoStopMinutes: &zero})}
+	b.rig = &rig{server: server, provider: rigProvider(t, server, Config{Transport: b.host, Workspace: filepath.Join(box.dir, "work"), AutoStopMinutes: &zero})}
 	t.Cleanup(func() {
 		if err := b.Close(context.Background()); err != nil && !b.host.dead {
 			t.Errorf("Close() = %v", err)

@@ -137,7 +137,7 @@ func (t *Terminal) ID() string { return t.id }
 
 // Read returns what the program printed, as soon as there is something. Up to 1 MiB is kept until it is read; then the
 // connection is not read any more, and if that lasts until the daemon's own queue is full it closes the connection: Read
-// returns what was kept, and then [ErrLimit].
+// returns what was kept, and then [ErrLimit], or [ErrUnavailable] if not even the daemon's word for that got through.
 //
 // It returns [io.EOF] when the program has ended and all that it printed was read, [ErrClosed] after Close, and another error
 // once the connection has ended.

@@ -244,7 +244,7 @@ func (c *console) connect(to consoleEvents) error {
 	conn, err := c.box.ConnectPTY(c.life, c.name)
 	if err != nil {
 		var remote *daytona.Error
-		if errors.As(err, &remote) && remote.Reason == daytona.ReasonEnded {
+		if errors.As(err, &remote) && remote.Reason == daytona.ReasonEnded && remote.Structured { // in the daemon's words
 			return c.fail(KindRefused, "its shell ended at once")
 		}
 		return err
@@ -257,7 +257,7 @@ func (c *console) connect(to consoleEvents) error {
 	c.receiving = true
 	c.l.p.streams.Go(func() {
 		err := c.receive(to)
-		c.gone = err == io.EOF // the daemon says that the terminal has ended
+		c.gone = c.heard && err == io.EOF // the daemon says so, too
 		c.hang(err)
 		conn.Close()
 		pinger.Wait()
@@ -321,20 +321,31 @@ func (c *console) said(word, arg string) error {
 	return nil
 }
 
-// ping looks after the connection until it ends. One that is not being read, because nobody takes what came, is not asked.
+// ping looks after the connection until it ends. While it is not read, because nobody takes what came, no answer can be
+// expected.
 func (c *console) ping() {
-	for {
-		if sleep(c.life, pingTime) != nil {
-			return
+	for sleep(c.life, pingTime) == nil {
+		if c.in.pause()%2 == 1 {
+			continue
 		}
-		before := c.in.pause()
-		ctx, cancel := context.WithTimeout(c.life, pingTime)
-		err := c.conn.Ping(ctx)
-		cancel()
-		if err != nil && before%2 == 0 && c.in.pause() == before && c.life.Err() == nil {
-			c.hang(errDeadPeer)
-			c.conn.Close()
-			return
+		answered := make(chan struct{})
+		go func() {
+			defer close(answered)
+			_ = c.conn.Ping(c.life) // which ends with the connection
+		}()
+		for waiting := true; waiting; {
+			before := c.in.pause()
+			timer := time.NewTimer(pingTime)
+			select {
+			case <-answered:
+				waiting = false
+			case <-timer.C:
+				if before%2 == 0 && c.in.pause() == before {
+					c.hang(errDeadPeer)
+					c.conn.Close()
+				}
+			}
+			timer.Stop()
 		}
 	}
 }

@@ -30,9 +30,12 @@ listen() {
   kill -KILL 0
 }
 
-# Gives the command its input, and says how much it took.
+# Gives the command its input, and says how much it took. It begins with its own process.
 pump() {
   trap '' PIPE
+  _said=
+  read -r _said _ </proc/self/stat
+  echo "$_said"
   exec 6>&1
   while _said=$(LC_ALL=C dd bs=8192 count=8 2>&1 >&6); do
     set -- ${_said##*out}
@@ -44,9 +47,16 @@ pump() {
   cat
 }
 
-# Runs the command. What it writes ends with a mark, and what its children write after that does not count.
+# Runs the command. What it writes ends with a mark, and what its children write after that does not count. Nobody but the
+# command may hold its input, or it would not be noticed that it reads no more: so it opens the pump's pipe by itself.
 launch() {
-  ( exec $_setsid /bin/sh -c "$_command" 2>&7 7>&- )
+  read -r _pump
+  if [ "$_pump" ] && (: <"/proc/$_pump/fd/1"); then
+    exec </dev/null
+    ( exec $_setsid /bin/sh -c "$_command" <"/proc/$_pump/fd/1" 2>&7 7>&- )
+  else
+    ( exec $_setsid /bin/sh -c "$_command" 2>&7 7>&- )
+  fi
   _code=$?
   trap '' PIPE
   say exit $_code

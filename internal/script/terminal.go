@@ -54,6 +54,7 @@ const terminal = `trap : INT QUIT TSTP
 exec 8>&2 2>/dev/null
 say() { printf '\026%s %s\n' "$_mark" "$*"; }
 last() {
+trap '' INT QUIT TSTP
 stty raw -echo
 { _n=0; while [ $_n -lt 600 ]; do say "$@"; sleep 1; _n=$((_n+1)); done; kill -KILL $$; } &
 while IFS= read -r _line; do case $_line in *"$_mark") break;; esac; done

@@ -1,0 +1,329 @@
+package leasehold
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/coder/websocket"
+
+	"github.com/leasehold-go/leasehold/internal/script"
+)
+
+// ptyBox is a toolbox for virtual time whose terminals are functions.
+type ptyBox struct {
+	http.Handler // for everything else
+
+	create   func(r *http.Request) // before a terminal is created; nil: nothing
+	remove   func(r *http.Request) // likewise before one is removed
+	terminal func(conn *ptyBoxConn)
+
+	over context.Context // ends with the test
+
+	mu      sync.Mutex
+	marks   map[string]string // by name, of those there are
+	removed []string
+}
+
+// ptyBoxConn is a terminal's connection.
+type ptyBoxConn struct {
+	*websocket.Conn
+	ctx  context.Context
+	mark string
+}
+
+func (c *ptyBoxConn) connected() {
+	_ = c.Write(c.ctx, websocket.MessageText, []byte(`{"type":"control","status":"connected"}`))
+}
+
+// say sends what the script of a terminal says.
+func (c *ptyBoxConn) say(words string) {
+	c.send([]byte(script.Terminal{Mark: c.mark}.Say() + " " + words + "\r\n"))
+}
+
+func (c *ptyBoxConn) send(p []byte) { _ = c.Write(c.ctx, websocket.MessageBinary, p) }
+
+// started does what a terminal's begin takes.
+func (c *ptyBoxConn) started() {
+	c.connected()
+	if _, line, err := c.Read(c.ctx); err == nil && string(line) == script.TerminalLine {
+		c.say("started 1")
+	}
+}
+
+// drain reads, and so answers pings, until the connection ends.
+func (c *ptyBoxConn) drain() {
+	for {
+		if _, _, err := c.Read(c.ctx); err != nil {
+			return
+		}
+	}
+}
+
+// stare does not read.
+func (c *ptyBoxConn) stare() { <-c.ctx.Done() }
+
+func (b *ptyBox) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	mux := http.NewServeMux()
+	mux.Handle("/", b.Handler)
+	mux.HandleFunc("POST /process/pty", func(w http.ResponseWriter, r *http.Request) {
+		if b.create != nil {
+			b.create(r)
+		}
+		var request struct {
+			ID   string
+			Envs map[string]string
+		}
+		_ = json.NewDecoder(r.Body).Decode(&request)
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.marks[request.ID] = script.CarriedMark(request.Envs)
+		answerJSON(w, http.StatusCreated, map[string]string{"sessionId": request.ID})
+	})
+	mux.HandleFunc("DELETE /process/pty/{id}", func(w http.ResponseWriter, r *http.Request) {
+		if b.remove != nil {
+			b.remove(r)
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		delete(b.marks, r.PathValue("id"))
+		b.removed = append(b.removed, r.PathValue("id"))
+		answerJSON(w, http.StatusOK, map[string]string{"message": "PTY session deleted"})
+	})
+	mux.HandleFunc("GET /process/pty/{id}/connect", func(w http.ResponseWriter, r *http.Request) {
+		conn, err := websocket.Accept(w, r, nil)
+		if err != nil {
+			return
+		}
+		defer conn.CloseNow()
+		b.mu.Lock()
+		mark := b.marks[r.PathValue("id")]
+		b.mu.Unlock()
+		b.terminal(&ptyBoxConn{conn, b.over, mark})
+	})
+	mux.ServeHTTP(w, r)
+}
+
+// inPTYBox runs f in a bubble with a lease whose terminals are these.
+func inPTYBox(t *testing.T, b *ptyBox, f func(t *testing.T, r *bubbleRig)) {
+	t.Helper()
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		box := newBubbleBox(dir)
+		b.Handler, b.marks = box, make(map[string]string)
+		r := newBubbleRigOn(t, box, b)
+		over, end := context.WithCancel(context.Background())
+		defer end()
+		b.over = over
+		f(t, r)
+	})
+}
+
+// A connection whose other side does not answer is given up within the time of two pings.
+func TestTerminalWithADeadPeer(t *testing.T) {
+	b := &ptyBox{terminal: func(c *ptyBoxConn) {
+		c.started()
+		c.stare()
+	}}
+	inPTYBox(t, b, func(t *testing.T, r *bubbleRig) {
+		term, err := r.lease.OpenTerminal(t.Context(), TerminalOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		began := time.Now()
+		exit, err := term.Wait(t.Context())
+		if wantError(t, err, KindUnavailable); exit.State != ExitDisconnected || exit.Code != -1 {
+			t.Errorf("Wait() = %+v, want %q", exit, ExitDisconnected)
+		}
+		if took := time.Since(began); took != 2*pingTime {
+			t.Errorf("given up after %v, want %v", took, 2*pingTime)
+		}
+		if err := term.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A quiet terminal stays, and so does one that nobody reads, of which no answer can be expected.
+func TestTerminalThatIsLeftAlone(t *testing.T) {
+	const much = 3 * maxUnread
+	for name, tc := range map[string]struct {
+		send int
+	}{"quiet": {}, "not read": {much}} {
+		t.Run(name, func(t *testing.T) {
+			b := &ptyBox{terminal: func(c *ptyBoxConn) {
+				c.started()
+				go func() {
+					for range tc.send / 4096 {
+						c.send(make([]byte, 4096))
+					}
+					c.say("exit 3")
+				}()
+				c.drain()
+			}}
+			inPTYBox(t, b, func(t *testing.T, r *bubbleRig) {
+				term, err := r.lease.OpenTerminal(t.Context(), TerminalOptions{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				if tc.send > 0 {
+					_, err := term.Wait(ctx)
+					wantError(t, err, KindTimeout)
+					term.c.in.mu.Lock()
+					held := len(term.c.in.data)
+					term.c.in.mu.Unlock()
+					if most := maxUnread + 64<<10; held > most {
+						t.Errorf("%d bytes are held, want at most %d", held, most)
+					}
+				}
+				n, err := io.Copy(io.Discard, term)
+				if err != nil || n != int64(tc.send/4096*4096) {
+					t.Errorf("%d bytes, %v, want %d", n, err, tc.send)
+				}
+				if exit, err := term.Wait(t.Context()); err != nil || exit.Code != 3 {
+					t.Errorf("Wait() = %+v, %v, want exit 3", exit, err)
+				}
+				if err := term.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
+// However far an opening comes, it ends with the time of a call, or with its context, and the terminal is removed.
+func TestTerminalThatIsNotOpened(t *testing.T) {
+	hang := func(r *http.Request) { <-r.Context().Done() }
+	for name, tc := range map[string]struct {
+		create   func(r *http.Request)
+		terminal func(c *ptyBoxConn)
+	}{
+		"no answer":    {create: hang},
+		"no upgrade":   {terminal: (*ptyBoxConn).stare},
+		"no word":      {terminal: func(c *ptyBoxConn) { c.connected(); c.drain() }},
+		"only noise":   {terminal: func(c *ptyBoxConn) { c.connected(); c.send([]byte("Welcome!\r\n$ ")); c.drain() }},
+		"no such word": {terminal: func(c *ptyBoxConn) { c.connected(); c.say("begun"); c.drain() }},
+		"endless noise": {terminal: func(c *ptyBoxConn) {
+			c.connected()
+			for range 2 * maxTerminalNoise / 4096 {
+				c.send(make([]byte, 4096))
+			}
+			c.drain()
+		}},
+	} {
+		for _, leave := range []bool{false, true} {
+			t.Run(name, func(t *testing.T) {
+				want, took := KindTimeout, 30*time.Second
+				switch {
+				case name == "no such word", name == "endless noise":
+					want, took = KindProtocol, 0
+				case leave:
+					want, took = KindCanceled, time.Second
+				}
+				b := &ptyBox{create: tc.create, terminal: tc.terminal}
+				inPTYBox(t, b, func(t *testing.T, r *bubbleRig) {
+					ctx, cancel := context.WithCancelCause(t.Context())
+					if leave {
+						time.AfterFunc(time.Second, func() { cancel(errors.New("the user left")) })
+					}
+					began := time.Now()
+					_, err := r.lease.OpenTerminal(ctx, TerminalOptions{ID: "x"})
+					wantError(t, err, want)
+					if took != time.Since(began) {
+						t.Errorf("it took %v, want %v", time.Since(began), took)
+					}
+					drained(t, r.lease)
+					b.mu.Lock()
+					defer b.mu.Unlock()
+					if len(b.removed) == 0 || len(b.marks) > 0 {
+						t.Errorf("removed %v, left %v", b.removed, b.marks)
+					}
+					cancel(nil)
+				})
+			})
+		}
+	}
+}
+
+// Giving a lease back closes its terminals side by side, and one that hangs keeps nobody waiting for long.
+func TestTerminalsThatHangWhenTheLeaseEnds(t *testing.T) {
+	b := &ptyBox{terminal: func(c *ptyBoxConn) { c.started(); c.drain() }}
+	var at []time.Duration
+	var began time.Time
+	b.remove = func(r *http.Request) {
+		b.mu.Lock()
+		at = append(at, time.Since(began))
+		b.mu.Unlock()
+		if strings.HasSuffix(r.URL.Path, "hangs") {
+			<-r.Context().Done()
+			panic(http.ErrAbortHandler)
+		}
+	}
+	inPTYBox(t, b, func(t *testing.T, r *bubbleRig) {
+		for _, id := range []string{"a", "hangs", "b"} {
+			if _, err := r.lease.OpenTerminal(t.Context(), TerminalOptions{ID: id}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		began = time.Now()
+		if _, err := r.Release(t.Context(), r.lease.Ref(), ReleaseOptions{}); err != nil {
+			t.Error(err)
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		for _, when := range at[:min(3, len(at))] {
+			if when > 0 {
+				t.Errorf("removals began after %v, want all at once", at)
+			}
+		}
+		if took := time.Since(began); len(at) < 3 || len(b.removed) != 2 || took < terminalCleanupTimeout || took > 2*terminalCleanupTimeout {
+			t.Errorf("removals began after %v, and %v were removed, after %v, want 2 within %v", at, b.removed, took, 2*terminalCleanupTimeout)
+		}
+	})
+}
+
+// A terminal of which the host never learnt, and which it could not remove either, is closed by its id. Until then it counts.
+func TestTerminalOfALostOpening(t *testing.T) {
+	broken := true
+	b := &ptyBox{
+		terminal: func(c *ptyBoxConn) { c.connected(); c.say("missing stty"); c.drain() },
+		remove: func(*http.Request) {
+			if broken {
+				panic(http.ErrAbortHandler)
+			}
+		},
+	}
+	inPTYBox(t, b, func(t *testing.T, r *bubbleRig) {
+		began := time.Now()
+		_, err := r.lease.OpenTerminal(t.Context(), TerminalOptions{ID: "lost"})
+		wantError(t, err, KindRefused)
+		if took := time.Since(began); took > terminalCleanupTimeout {
+			t.Errorf("it took %v, want at most %v", took, terminalCleanupTimeout)
+		}
+		counted := func() bool {
+			return slices.ContainsFunc(r.Idle().Active, func(a Activity) bool { return a.Kind == ActivityTerminal && a.Unwatched })
+		}
+		if !counted() {
+			t.Errorf("active: %+v, want an unwatched terminal", r.Idle().Active)
+		}
+		broken = false
+		for range 2 {
+			if err := r.lease.CloseTerminal(t.Context(), "lost"); err != nil {
+				t.Errorf("CloseTerminal() = %v", err)
+			}
+		}
+		if counted() || len(b.marks) > 0 {
+			t.Errorf("active: %+v, left: %v, want no terminal", r.Idle().Active, b.marks)
+		}
+	})
+}
