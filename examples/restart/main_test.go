@@ -2,13 +2,14 @@ package main
 
 import (
 	"bufio"
-	"fmt"
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/leasehold-go/leasehold"
 	"github.com/leasehold-go/leasehold/internal/emulator"
 )
 
@@ -27,10 +28,10 @@ func TestAKilledHostGoesOnWhereItWas(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = server.Close() })
-	state, gate := t.TempDir(), filepath.Join(t.TempDir(), "gate")
+	state := t.TempDir()
 	host := func() *exec.Cmd {
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-state", state, "-api", server.URL(), "-script",
-			fmt.Sprintf("echo one; until [ -e %s ]; do sleep 0.05; done; echo two", gate))
+			"echo one; until [ -e gate ]; do sleep 0.05; done; echo two")
 		cmd.Env = append(os.Environ(), "RESTART_HOST=1", "DAYTONA_API_KEY="+server.APIKey())
 		cmd.Stderr = os.Stderr
 		return cmd
@@ -55,9 +56,7 @@ func TestAKilledHostGoesOnWhereItWas(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = first.Wait()
-	if err := os.WriteFile(gate, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	openGate(t, server, state)
 
 	out, err := host().Output()
 	if err != nil {
@@ -77,5 +76,30 @@ func TestAKilledHostGoesOnWhereItWas(t *testing.T) {
 	}
 	if left := server.Sandboxes(); creations != 1 || len(left) != 0 {
 		t.Errorf("%d creations, want 1; sandboxes left: %v", creations, left)
+	}
+}
+
+// openGate lets the command go on, as another host that has the reference of the lease.
+func openGate(t *testing.T, server *emulator.Server, state string) {
+	t.Helper()
+	store, err := leasehold.NewFileStore(filepath.Join(state, "leases"), leasehold.FileStoreOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries, err := store.List(t.Context(), "", 2)
+	if err != nil || len(entries) != 1 || entries[0].Record.Lease == nil {
+		t.Fatalf("the list has %+v, %v, want the one lease", entries, err)
+	}
+	provider, err := leasehold.New(leasehold.Config{APIURL: server.URL(), APIKey: server.APIKey()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer provider.Close(context.Background())
+	lease, err := provider.Bind(*entries[0].Record.Lease)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if result, err := lease.Executor().Run(t.Context(), leasehold.Command{Args: []string{"touch", "gate"}}); err != nil || result.ExitCode != 0 {
+		t.Fatalf("touch: %+v, %v", result, err)
 	}
 }
