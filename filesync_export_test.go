@@ -211,7 +211,7 @@ func TestF1ExportAsATarStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	var out bytes.Buffer
-	result, err := l.Exporter().Tar(t.Context(), "t", &out, ExportOptions{Exclude: []string{"*.o", "long"}})
+	result, err := l.Exporter().Tar(t.Context(), "t", &out, ExportOptions{Exclude: []string{"*.o", "long", ".*"}})
 	if err != nil {
 		t.Fatal(err)
 	}

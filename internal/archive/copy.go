@@ -9,13 +9,15 @@ import (
 
 // Copy writes the members of an archive that nobody vouches for to another archive, after the checks of [Extract]: the
 // result has no names and links that [ExtractOptions.Links] does not allow, no owners, no devices, and no set-id and sticky bits.
-// It is an archive only once Copy has succeeded: before, its end is missing. Options about the host's disk do not apply.
+// Nothing in it lies behind a symbolic link of it, no hard link's target either: who extracts it and follows what was made
+// before stays in the tree. It is an archive only once Copy has succeeded: before, its end is missing. Options about the
+// host's disk do not apply. A small record of each symbolic link is held.
 //
-// A hard link is checked as to its name. That its target is a file that came before is left to who extracts it.
+// That a hard link's target is a file that came before is left to who extracts it.
 func Copy(ctx context.Context, r io.Reader, w io.Writer, opt ExtractOptions) (Summary, error) {
 	opt = opt.withDefaults()
 	var sum Summary
-	c := &copier{m: newMembers(ctx, r, opt, &sum), opt: opt, sum: &sum, out: tar.NewWriter(w), buf: make([]byte, chunkSize)}
+	c := &copier{m: newMembers(ctx, r, opt, &sum), opt: opt, sum: &sum, out: tar.NewWriter(w), links: map[nameKey]bool{}, buf: make([]byte, chunkSize)}
 	for {
 		h, name, err := c.m.next()
 		if err == io.EOF {
@@ -43,6 +45,45 @@ type copier struct {
 	sum *Summary
 	out *tar.Writer
 	buf []byte
+
+	links map[nameKey]bool // the symbolic links that nothing has replaced
+	clear string           // a directory that is none of them, and does not lie behind one
+}
+
+// behind reports whether a path passes through a symbolic link of the archive.
+func (c *copier) behind(name string) bool {
+	dir, _ := split(name)
+	if len(c.links) == 0 || dir == c.clear {
+		return false
+	}
+	for i := range len(name) {
+		if name[i] == '/' && c.links[keyOf(name[:i])] {
+			return true
+		}
+	}
+	c.clear = dir
+	return false
+}
+
+// place notes an entry, which must not lie behind a link, nor be a directory in the place of one.
+func (c *copier) place(kind byte, name string) error {
+	if c.behind(name) {
+		return fail(ErrUnsafe, name, "a member would be written through something that is not a directory", nil)
+	}
+	switch key := keyOf(name); kind {
+	case tar.TypeSymlink:
+		c.links[key] = true
+		if within(c.clear, name) {
+			c.clear = ""
+		}
+	case tar.TypeDir:
+		if c.links[key] {
+			return fail(ErrUnsafe, name, "a directory of the name of an earlier member", nil)
+		}
+	default:
+		delete(c.links, key)
+	}
+	return nil
 }
 
 func (c *copier) member(h *tar.Header, name string) error {
@@ -69,10 +110,16 @@ func (c *copier) member(h *tar.Header, name string) error {
 		if err != nil || target == "" || target == name {
 			return unsafeLink(c.opt, c.sum, name, "a hard link out of the tree")
 		}
+		if c.behind(target) || c.links[keyOf(target)] {
+			return unsafeLink(c.opt, c.sum, name, "a hard link to something that is not a file extracted before it")
+		}
 		clean.Linkname = target
 	default:
 		c.sum.skipKind(h.Typeflag, name)
 		return nil
+	}
+	if err := c.place(clean.Typeflag, name); err != nil {
+		return err
 	}
 	if err := c.out.WriteHeader(clean); err != nil {
 		return fail(ErrDest, name, "", err)

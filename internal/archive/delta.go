@@ -24,8 +24,15 @@ type CompareOptions struct {
 	Step    func() // called while files of the source are read; nil for nothing
 }
 
-// maxCompared bounds the entries of either side of a comparison, of each of which it holds a small record.
-const maxCompared = 500_000
+// Bounds of a comparison: the entries of either side, of each of which it holds a small record, and the names of what is
+// to be removed, in bytes, which it holds as they are.
+const (
+	maxCompared = 500_000
+	maxRemoved  = 16 << 20
+)
+
+// mostRecord bounds one record of a list, in bytes. A path has far less.
+const mostRecord = 64 << 10
 
 // twin is what is known of an entry of the source, and whether the receiver has one like it.
 type twin struct {
@@ -96,6 +103,7 @@ type comparison struct {
 	had   Summary
 	files []string // to be removed
 	dirs  []string // to be removed if they are empty then, parents first
+	named int      // bytes of both
 	count int
 }
 
@@ -109,7 +117,7 @@ func (c *comparison) record() (string, error) {
 		b = append(b, part...)
 		switch {
 		case err == bufio.ErrBufferFull || err == nil && !bytes.HasSuffix(b, []byte("//\n")):
-			if len(b) > 64<<10 {
+			if len(b) > mostRecord {
 				return "", errList
 			}
 		case err == io.EOF:
@@ -152,24 +160,29 @@ func (c *comparison) entries() error {
 		if c.count++; c.count > maxCompared {
 			return failf(ErrLimit, "", "a comparison of more than %d entries", maxCompared)
 		}
-		c.entry(name, uint16(mode), size, at)
+		if err := c.entry(name, uint16(mode), size, at); err != nil {
+			return err
+		}
 	}
 }
 
-func (c *comparison) entry(name string, mode uint16, size, at int64) {
+func (c *comparison) entry(name string, mode uint16, size, at int64) error {
 	key := keyOf(name)
 	isDir := mode&modeType == modeDir
 	mine, ok := c.twins[key]
 	switch {
 	case !ok:
 		if c.opt.Remove && !c.kept(name, isDir) {
+			if c.named += len(name); c.named > maxRemoved {
+				return failf(ErrLimit, "", "more than %d bytes of names that are to be removed", maxRemoved)
+			}
 			if isDir {
 				c.dirs = append(c.dirs, name)
 			} else {
 				c.files = append(c.files, name)
 			}
 		}
-		return
+		return nil
 	case isDir && mine.mode == modeDir:
 		mine.like = true
 	case mode&modeType == modeLink && mine.mode == modeLink:
@@ -181,6 +194,7 @@ func (c *comparison) entry(name string, mode uint16, size, at int64) {
 	if mine.like && !mine.always && (!c.opt.Digests || isDir) {
 		c.keep(key, mine)
 	}
+	return nil
 }
 
 // kept reports whether an entry is not the import's to remove.
@@ -215,17 +229,39 @@ func (c *comparison) keep(key nameKey, t twin) {
 // nothing to a newline: such a file finds no match, and is sent.
 var plainName = strings.NewReplacer(`\\`, `\`, `\n`, "\n", `\r`, "\r")
 
-// digests reads the second part of the list.
-func (c *comparison) digests() error {
+// line reads a line of the second part of the list.
+func (c *comparison) line() (string, error) {
+	var b []byte
 	for {
-		line, err := c.r.ReadString('\n')
-		if err != nil {
-			return errList
+		part, err := c.r.ReadSlice('\n')
+		b = append(b, part...)
+		switch {
+		case err == io.EOF || len(b) > mostRecord:
+			return "", errList
+		case err == bufio.ErrBufferFull:
+		case err != nil:
+			return "", fail(ErrRead, "", "", err)
+		default:
+			return string(b[:len(b)-1]), nil
 		}
-		if line == "0 0 0 =//\n" {
+	}
+}
+
+// digests reads the second part of the list. It has a line for each file, or several where a newline in a name is one.
+func (c *comparison) digests() error {
+	for n := 0; ; n++ {
+		line, err := c.line()
+		switch {
+		case err != nil:
+			return err
+		case c.ctx.Err() != nil:
+			return context.Cause(c.ctx)
+		case line == "0 0 0 =//":
 			return nil
+		case n > 2*maxCompared:
+			return failf(ErrLimit, "", "a comparison of more than %d entries", maxCompared)
 		}
-		line, escaped := strings.CutPrefix(strings.TrimSuffix(line, "\n"), `\`)
+		line, escaped := strings.CutPrefix(line, `\`)
 		digest, name, ok := strings.Cut(line, "  ./")
 		if escaped {
 			name = plainName.Replace(name)
@@ -245,6 +281,9 @@ func (c *comparison) digests() error {
 		if own == digest {
 			c.keep(key, mine)
 		}
+		mine = c.twins[key]
+		mine.like = false // it is hashed once, however often it is listed
+		c.twins[key] = mine
 	}
 }
 

@@ -136,8 +136,9 @@ func matchParts(pat, name []string) bool {
 }
 
 // TarArgs returns arguments that make GNU tar leave out the same entries of an archive of ".". Patterns whose meaning
-// differs there ("**", character classes, directories only) are left to the reader of the archive, which
-// applies all patterns anyway: the arguments save bytes, they do not decide.
+// differs there ("**", "?", which is a byte there and a character here, character classes, directories only), and those
+// that match ".", and there the whole archive, such as ".*", are left to the reader of the archive, which applies all
+// patterns anyway: the arguments save bytes, they do not decide.
 func (m *Matcher) TarArgs() []string {
 	if m == nil {
 		return nil
@@ -145,7 +146,10 @@ func (m *Matcher) TarArgs() []string {
 	var args []string
 	for _, p := range m.patterns {
 		text := strings.Join(p.parts, "/")
-		if p.dirOnly || hasClass(text) || strings.Contains(text, "**") {
+		if p.dirOnly || hasOther(text) || strings.Contains(text, "**") {
+			continue
+		}
+		if root, _ := path.Match(text, "."); root && !p.anchored {
 			continue
 		}
 		if p.anchored {
@@ -160,13 +164,13 @@ func (m *Matcher) TarArgs() []string {
 	return append([]string{"--wildcards", "--no-wildcards-match-slash"}, args...)
 }
 
-// hasClass reports whether a glob has a character class.
-func hasClass(glob string) bool {
+// hasOther reports whether a glob has a "?" or a character class.
+func hasOther(glob string) bool {
 	for i := 0; i < len(glob); i++ {
 		switch glob[i] {
 		case '\\':
 			i++
-		case '[':
+		case '[', '?':
 			return true
 		}
 	}

@@ -1,0 +1,167 @@
+//go:build unix
+
+package archive
+
+import (
+	"archive/tar"
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// What is passed on as an archive must not lead whoever extracts it out of the tree, even if that is a simple tool that
+// follows the links it has made.
+func TestF1NothingIsPassedOnBehindALink(t *testing.T) {
+	link := entry{kind: tar.TypeSymlink, name: "a", link: "/outside"}
+	for name, members := range map[string][]entry{
+		"a file":                 {link, {name: "a/f"}},
+		"a file further below":   {link, {name: "a/d/f"}},
+		"a directory":            {link, {kind: tar.TypeDir, name: "a/d"}},
+		"a link":                 {link, {kind: tar.TypeSymlink, name: "a/l", link: "x"}},
+		"the link as directory":  {link, {kind: tar.TypeDir, name: "a"}},
+		"a link inside the tree": {{kind: tar.TypeDir, name: "d"}, {kind: tar.TypeSymlink, name: "a", link: "d"}, {name: "a/f"}},
+		"a link below":           {{kind: tar.TypeSymlink, name: "d/a", link: "/outside"}, {name: "d/a/f"}},
+		"another way to name it": {link, {name: "./a//f"}},
+		"a hard link's target":   {link, {kind: tar.TypeLink, name: "h", link: "a/secret"}},
+		"a hard link to a link":  {link, {kind: tar.TypeLink, name: "h", link: "a"}},
+	} {
+		_, err := Copy(t.Context(), bytes.NewReader(tarball(t, members...)), io.Discard, ExtractOptions{Links: LinksKeepAbsolute})
+		if !errors.Is(err, ErrUnsafe) {
+			t.Errorf("%s: error %v, want %v", name, err, ErrUnsafe)
+		}
+	}
+	var out bytes.Buffer
+	members := []entry{link, {name: "ab/f"}, {name: "a"}, {kind: tar.TypeLink, name: "h", link: "a"}}
+	if sum, err := Copy(t.Context(), bytes.NewReader(tarball(t, members...)), &out, ExtractOptions{Links: LinksKeepAbsolute}); err != nil || sum.Entries != 4 {
+		t.Errorf("a link that a file replaces: %d entries, error %v, want 4 and none", sum.Entries, err)
+	}
+}
+
+// GNU tar leaves out what the patterns match, and nothing else: what it leaves out the host never sees.
+func TestF2TarLeavesOutNoMoreThanThePatternsMatch(t *testing.T) {
+	needTool(t, "tar")
+	dir := t.TempDir()
+	names := []string{
+		"\u00e9", "a\u00e9b", "e\u0301", "x", "xy", "xyz", ".h", "..h", "a.b", "a*b", `a\b`, "[x]", "a[b", "-x", "a b", "a\nb", "\xff", "a\xffb", "A", "!x", "#x", "~x", "{x}", "+(x)", "^x",
+	}
+	dirs := []string{"", "x", "\u00e9d", "xy/x", "a.b.d"}
+	for _, d := range dirs { // before the files, of which some are called like them
+		for _, d := range dirs {
+			if err := os.MkdirAll(filepath.Join(dir, "t", d), 0o700); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, n := range names {
+			path := filepath.Join(dir, "t", d, n)
+			if _, err := os.Lstat(path); err == nil {
+				continue
+			}
+			if err := os.WriteFile(path, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	patterns := []string{
+		"?", "??", "???", "a?b", "/??", "x/??", "*/?", "?d", "*", "*b", "a*", ".*", "/x", "x/x", "xy/*", `a\*b`, `\[x\]`, `a\\b`, `a\[b`, "-x", "a b", "a\nb", "*.b", `\?`,
+		"!x"[1:], "#x", "~x", "{x}", "+(x)", "^x", "\u00e9", "\xff", "a\xff*", "/*/x", "*/*/x", `\x`, `\-x`, "a.b", "**", "x/**", "x/", "[!x]", "[^x]", "[a-b]*", "]",
+	}
+	for _, p := range patterns {
+		m, err := NewMatcher([]string{p})
+		if err != nil {
+			t.Errorf("NewMatcher(%q): %v", p, err)
+			continue
+		}
+		cmd := exec.Command("tar", append(append([]string{"-c", "-f", "-"}, m.TarArgs()...), ".")...)
+		cmd.Dir = filepath.Join(dir, "t")
+		cmd.Env = append(os.Environ(), "LC_ALL=C")
+		out, err := cmd.Output()
+		if err != nil {
+			t.Fatalf("tar for %q: %v", p, err)
+		}
+		sent := map[string]bool{}
+		for r := tar.NewReader(bytes.NewReader(out)); ; {
+			h, err := r.Next()
+			if err == io.EOF {
+				break
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			sent[strings.Trim(strings.TrimPrefix(h.Name, "."), "/")] = true
+		}
+		err = filepath.WalkDir(cmd.Dir, func(path string, d os.DirEntry, err error) error {
+			name, _ := filepath.Rel(cmd.Dir, path)
+			if name == "." {
+				return err
+			}
+			if !sent[name] && !m.MatchBelow(name, d.IsDir()) {
+				t.Errorf("tar left out %q for the pattern %q, which does not match it", name, p)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// endless gives the same text for ever, up to a bound that no reader should reach.
+type endless struct {
+	text string
+	left int
+	at   int
+}
+
+func (e *endless) Read(p []byte) (int, error) {
+	if e.left <= 0 {
+		return 0, errReadOn
+	}
+	n := copy(p, e.text[e.at:])
+	e.at = (e.at + n) % len(e.text)
+	e.left -= n
+	return n, nil
+}
+
+var errReadOn = errors.New("somebody read on")
+
+// A list that has no end takes no more memory than one that has, nor much more time, and ends the comparison.
+func TestF3ListsWithoutEnd(t *testing.T) {
+	src := t.TempDir()
+	put(t, src, map[string]string{"f": "x"})
+	long := "81a4 1 1 ./" + strings.Repeat(strings.Repeat("n", 200)+"/", 100)
+	const entries = "81a4 1 1 ./f//\n0 0 0 =//\n"
+	for name, tc := range map[string]struct {
+		begin string
+		then  endless
+		want  error
+	}{
+		"a digest without end":  {entries, endless{text: "a", left: 1 << 20}, ErrCorrupt},
+		"digests without end":   {entries, endless{text: strings.Repeat("a", 64) + "  ./f\n", left: 1 << 30}, ErrLimit},
+		"an entry without end":  {"", endless{text: "a", left: 1 << 20}, ErrCorrupt},
+		"entries without end":   {"", endless{text: "81a4 1 1 ./f//\n", left: 1 << 30}, ErrLimit},
+		"long names to remove":  {"", endless{text: long + "//\n", left: 1 << 26}, ErrLimit},
+		"a digest that is cut":  {entries + strings.Repeat("a", 64) + "  ./f\n", endless{}, ErrRead},
+		"the end of the second": {entries + "0 0 0 =//\n", endless{}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			hashed := 0
+			load := loadTree(t, src, WriteOptions{})
+			err := load.Compare(t.Context(), io.MultiReader(strings.NewReader(tc.begin), &tc.then),
+				CompareOptions{Digests: true, Remove: true, Step: func() { hashed++ }})
+			if !errors.Is(err, tc.want) || errors.Is(err, errReadOn) != (tc.want == ErrRead) {
+				t.Errorf("error %v, want %v before the list was read on", err, tc.want)
+			}
+			if hashed > 2 {
+				t.Errorf("a file of one byte was read %d times", hashed)
+			}
+			if err != nil && load.gone != "" {
+				t.Errorf("%d bytes of names are to be removed", len(load.gone))
+			}
+		})
+	}
+}
