@@ -14,9 +14,16 @@
 //	}
 //	defer p.Release(context.WithoutCancel(ctx), lease.Ref(), leasehold.ReleaseOptions{})
 //
-//	_, err = lease.Importer().Dir(ctx, ".", "src", leasehold.ImportOptions{})
+//	if _, err := lease.Importer().Dir(ctx, ".", "src", leasehold.ImportOptions{}); err != nil {
+//		return err
+//	}
 //	result, err := lease.Executor().Run(ctx, leasehold.Command{Args: []string{"make", "test"}, Dir: "src", Stdout: os.Stdout})
+//	if err != nil {
+//		return err // the exit is unknown; result says what is known
+//	}
+//	fmt.Println("exit", result.ExitCode)
 //	_, err = lease.Exporter().File(ctx, "src/report.xml", "report.xml", leasehold.ExportOptions{})
+//	return err
 //
 // # What it promises
 //

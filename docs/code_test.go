@@ -3,6 +3,7 @@ package docs
 import (
 	"encoding/json"
 	"fmt"
+	"go/doc/comment"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -23,7 +24,7 @@ var (
 	declaration = regexp.MustCompile(`\A(//.*\n)*(func|type|const|import) `)
 )
 
-// TestCodeCompiles compiles every Go block of the README and of the documents. A block is a whole file, declarations, or
+// TestCodeCompiles compiles every Go block of the README, of the documents and of the package comment. A block is a whole file, declarations, or
 // statements of a function that has what a host has.
 func TestCodeCompiles(t *testing.T) {
 	moduleDir, err := filepath.Abs(root)
@@ -49,6 +50,13 @@ func TestCodeCompiles(t *testing.T) {
 			code, line := text[at[2]:at[3]], 1+strings.Count(text[:at[2]], "\n")
 			name := fmt.Sprintf("%s_%d", strings.NewReplacer("/", "_", ".", "_").Replace(document), i)
 			add(name+"/snippet.go", file(code, filepath.Join(moduleDir, document), line))
+		}
+	}
+	for _, b := range new(comment.Parser).Parse(parsed(t, ".").Doc).Content {
+		if code, ok := b.(*comment.Code); ok {
+			first, _, _ := strings.Cut(code.Text, "\n")
+			before, _, _ := strings.Cut(read(t, "doc.go"), first)
+			add(fmt.Sprintf("doc_go_%d/snippet.go", len(replace)), file(code.Text, filepath.Join(moduleDir, "doc.go"), 1+strings.Count(before, "\n")))
 		}
 	}
 	if len(replace) < 15 {
@@ -87,7 +95,7 @@ func file(code, document string, line int) string {
 	b.WriteString(strings.Join(used, ""))
 	if statements {
 		b.WriteString("func _(ctx context.Context, provider leasehold.Provider, lease *leasehold.Lease, store leasehold.Store) error {\n")
-		return b.String() + at + code + "return nil\n}\n"
+		return b.String() + "{\n" + at + code + "}\nreturn nil\n}\n"
 	}
 	return b.String() + at + code
 }
