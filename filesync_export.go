@@ -72,7 +72,8 @@ type ExportOptions struct {
 // The local directory is replaced as a whole: it is prepared beside its place, and takes it by rename once it is proved
 // to be complete, in one step on Linux. What it held before is removed then; after any failure it is as it was. Missing
 // parents are made. A local path that is a link, or anything but a directory, is an [ErrConflict]. What a killed process
-// left beside it is removed by the next export to a path with the same parent. A relative remote path is meant in the
+// left beside it is removed by the next export to a path with the same parent, but for earlier content that had lost its
+// name: where the system cannot exchange two names, that may be found as ".leasehold-earlier-" and more. A relative remote path is meant in the
 // workspace, and "" is the workspace. The lease's own directory in it, ".leasehold", is never exported, and neither are
 // other transfers' scratch directories.
 //

@@ -63,11 +63,6 @@ func ExtractFiles(ctx context.Context, r io.Reader, targets []Target, opt Extrac
 		if err := st.check(false); err != nil {
 			return sum, err
 		}
-		lock := st.lock
-		st.lock = nil
-		if err := lock.Close(); err != nil {
-			return sum, fail(ErrDest, st.path, "", err)
-		}
 	}
 	for i, st := range stages {
 		if err := st.parent.Rename(st.name, st.base); err != nil {
@@ -101,17 +96,20 @@ func (s *stage) fill(m *members, t Target, buf []byte, progress func()) error {
 	if err != nil {
 		return fail(ErrDest, t.Path, "", err)
 	}
-	s.lock = f // open, and so locked, until it is published or removed
-	holdStage(f)
-	if err := copyContent(m, f, name, h, newSpace(s.parent, m.opt), buf, progress); err != nil {
-		return err
-	}
+	s.hold()
+	err = copyContent(m, f, name, h, newSpace(s.parent, m.opt), buf, progress)
 	mode := t.Mode
 	if mode == 0 {
 		mode = fs.FileMode(h.Mode)
 	}
-	if err := f.Chmod(mode.Perm()); err != nil {
-		return fail(ErrDest, t.Path, "", err)
+	if err == nil {
+		err = destError(t.Path, f.Chmod(mode.Perm()))
+	}
+	if cerr := f.Close(); err == nil {
+		err = destError(t.Path, cerr)
+	}
+	if err != nil {
+		return err
 	}
 	if sensibleTime(h.ModTime) {
 		if err := s.parent.Chtimes(s.name, h.ModTime, h.ModTime); err != nil {

@@ -214,12 +214,16 @@ func TestStagesOfKilledProcessesAreSwept(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	lock, err := os.Open(used)
+	root, err := os.OpenRoot(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer root.Close()
+	lock := holdStage(root, filepath.Base(used))
+	if lock == nil {
+		t.Fatalf("%s cannot be held", used)
+	}
 	defer lock.Close()
-	holdStage(lock)
 	if _, err := Extract(t.Context(), bytes.NewReader(tarball(t, entry{name: "f"})), filepath.Join(dir, "dest"), ExtractOptions{}); err != nil {
 		t.Fatal(err)
 	}

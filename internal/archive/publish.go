@@ -82,11 +82,13 @@ func (s *stage) makeDir() (*os.Root, error) {
 	if err != nil {
 		return nil, fail(ErrDest, s.path, "", err)
 	}
-	if s.lock, err = root.Open("."); err == nil {
-		holdStage(s.lock)
-	}
+	s.hold()
 	return root, nil
 }
+
+// hold marks the prepared entry as being in use until the stage is closed, so that it stays marked when it has become what
+// others may sweep if they find it abandoned: it may say that it is old.
+func (s *stage) hold() { s.lock = holdStage(s.parent, s.name) }
 
 // close removes what was not published.
 func (s *stage) close() {
@@ -167,11 +169,14 @@ func (s *stage) publishDir(mode fs.FileMode) (leftover string, err error) {
 		s.name = ""
 		return "", nil
 	}
+	// While it has a stage's name, nobody but this process is to remove it.
+	if earlier := holdStage(s.parent, s.base); earlier != nil {
+		defer earlier.Close()
+	}
 	old := s.name
 	if !exchange(s.parent, s.name, s.base) {
-		old = StageName()
-		if err := s.parent.Rename(s.base, old); err != nil {
-			return "", fail(ErrDest, s.path, "", err)
+		if old, err = s.aside(); err != nil {
+			return "", err
 		}
 		if err := s.parent.Rename(s.name, s.base); err != nil {
 			if back := s.parent.Rename(old, s.base); back != nil {
@@ -179,10 +184,26 @@ func (s *stage) publishDir(mode fs.FileMode) (leftover string, err error) {
 			}
 			return "", fail(ErrDest, s.path, "", err)
 		}
+		if s.parent.Rename(old, s.name) == nil { // which is swept, should this process be killed now
+			old = s.name
+		}
 	}
 	s.name = ""
 	if removeTree(s.parent, old) != nil {
 		leftover = filepath.Join(filepath.Dir(s.path), old)
 	}
 	return leftover, nil
+}
+
+// earlierPrefix starts the name that the destination's earlier content has between two renames.
+const earlierPrefix = ".leasehold-earlier-"
+
+// aside gives what is at the destination another name, for a moment. If the process is killed in it, that is all that is
+// left of the earlier content: so it is not the name of a stage, which would be swept.
+func (s *stage) aside() (string, error) {
+	name := earlierPrefix + strings.TrimPrefix(StageName(), StagePrefix)
+	if err := s.parent.Rename(s.base, name); err != nil {
+		return "", fail(ErrDest, s.path, "", err)
+	}
+	return name, nil
 }

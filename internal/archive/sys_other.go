@@ -15,8 +15,8 @@ type fileID struct{ dev, ino uint64 }
 // linkID knows no hard links here: each name is archived as a file of its own.
 func linkID(fs.FileInfo) (fileID, bool) { return fileID{}, false }
 
-// holdStage has no means here.
-func holdStage(*os.File) {}
+// holdStage has no means here, and what is open could not be renamed.
+func holdStage(*os.Root, string) *os.File { return nil }
 
 // stageFree does not know.
 func stageFree(*os.File) (free, known bool) { return false, false }

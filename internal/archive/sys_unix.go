@@ -25,8 +25,16 @@ func linkID(fi fs.FileInfo) (fileID, bool) {
 	return fileID{uint64(st.Dev), uint64(st.Ino)}, true
 }
 
-// holdStage marks a stage as being in use, until the file is closed or the process ends, however it ends.
-func holdStage(f *os.File) { _ = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }
+// holdStage marks a stage, or what is going to have the name of one, as being in use, until the file that it returns is
+// closed or the process ends, however it ends. It returns nil for what cannot be opened.
+func holdStage(parent *os.Root, name string) *os.File {
+	f, err := parent.OpenFile(name, os.O_RDONLY|openNonblock, 0)
+	if err != nil {
+		return nil
+	}
+	_ = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	return f
+}
 
 // stageFree reports whether nobody holds a stage, and whether that could be found out.
 func stageFree(f *os.File) (free, known bool) {
