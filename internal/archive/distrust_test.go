@@ -165,3 +165,25 @@ func TestF3ListsWithoutEnd(t *testing.T) {
 		})
 	}
 }
+
+// A copy in the place of a hard link, for which a file system may have no room in its inode, counts as content.
+func TestF3CopiesInThePlaceOfLinksAreBounded(t *testing.T) {
+	dir := t.TempDir()
+	put(t, dir, map[string]string{"f": "12345678"})
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	var sum Summary
+	opt := ExtractOptions{MaxBytes: 20, Reserve: -1}.withDefaults()
+	x := &extractor{m: newMembers(t.Context(), nil, opt, &sum), opt: opt, sum: &sum, root: root, at: root, space: newSpace(root, opt)}
+	for i, want := range []error{nil, nil, ErrLimit} {
+		name := string(rune('a' + i))
+		_, err := x.place(name, name, func() error { return x.copyFile("f", name, name, os.ErrInvalid) })
+		if !errors.Is(err, want) {
+			t.Errorf("copy %d: error %v, want %v", i, err, want)
+		}
+	}
+	onlyEntries(t, dir, "a", "b", "f")
+}

@@ -384,7 +384,7 @@ func (x *extractor) place(base, name string, create func() error) (bool, error) 
 		return true, nil
 	}
 	if !errors.Is(err, fs.ErrExist) {
-		return false, fail(ErrDest, name, "", err)
+		return false, destError(name, err)
 	}
 	fi, err := x.at.Lstat(base)
 	if err != nil {
@@ -399,10 +399,7 @@ func (x *extractor) place(base, name string, create func() error) (bool, error) 
 	if err := x.at.Remove(base); err != nil {
 		return false, fail(ErrDest, name, "", err)
 	}
-	if err := create(); err != nil {
-		return false, fail(ErrDest, name, "", err)
-	}
-	return false, nil
+	return false, destError(name, create())
 }
 
 // exact makes sure that what exists under a name has exactly that name. On a file system that folds case or Unicode
@@ -479,9 +476,11 @@ func (x *extractor) file(h *tar.Header, base, name string) (bool, error) {
 	return made, err
 }
 
+// destError blames the destination for an error that is not one of this package already.
 func destError(name string, err error) error {
-	if err == nil {
-		return nil
+	var own *Error
+	if err == nil || errors.As(err, &own) {
+		return err
 	}
 	return fail(ErrDest, name, "", err)
 }
@@ -550,23 +549,30 @@ func (x *extractor) hardLink(h *tar.Header, dir, base, name string) (bool, error
 	return x.place(base, name, func() error {
 		err := x.root.Link(target, name)
 		if err != nil && !errors.Is(err, fs.ErrExist) {
-			err = x.copyFile(target, base, err)
+			err = x.copyFile(target, base, name, err)
 		}
 		return err
 	})
 }
 
-// copyFile stands in for a hard link on a file system that has none. It returns refused, the reason why there is no
-// link, when the copy fails too.
-func (x *extractor) copyFile(target, base string, refused error) error {
+// copyFile stands in for a hard link on a file system that has none, or has no more of them for one file. It returns
+// refused, the reason why there is no link, when the copy fails too. The copy counts as content, which each link would
+// multiply.
+func (x *extractor) copyFile(target, base, name string, refused error) error {
 	from, err := x.root.Open(target)
 	if err != nil {
 		return refused
 	}
 	defer from.Close()
 	fi, err := from.Stat()
-	if err != nil || x.space.take(fi.Size()) != nil {
+	if err != nil {
 		return refused
+	}
+	if err := x.m.admit(&tar.Header{Size: fi.Size()}, name); err != nil {
+		return err
+	}
+	if err := x.space.take(fi.Size()); err != nil {
+		return err
 	}
 	to, err := x.at.OpenFile(base, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {

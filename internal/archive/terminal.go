@@ -25,6 +25,8 @@ const (
 	terminalChunk = 256 << 10
 	// terminalNoise bounds what a login shell prints before it does as it was told.
 	terminalNoise = 1 << 20
+	// terminalSkips bounds the lines about what was left out: the script sends no more than 32 KiB of names.
+	terminalSkips = 32 << 10
 	// terminalPatience is how many seconds the sandbox waits for the host.
 	terminalPatience = 120
 	terminalTools    = "bash tar dd base64 sha256sum tee sed head stty"
@@ -288,6 +290,9 @@ func (t *Terminal) finish(text []byte) error {
 		if word == "skip" {
 			if r.SocketCount++; len(r.Sockets) < MaxSkipped {
 				r.Sockets = append(r.Sockets, strings.TrimPrefix(arg, "./"))
+			}
+			if r.SocketCount > terminalSkips {
+				return errNoise
 			}
 			var err error
 			if text, err = t.line(64 << 10); err != nil {

@@ -93,6 +93,7 @@ func TestF2TerminalThatIsDisturbed(t *testing.T) {
 		"a message between": {strings.Replace(whole, "\n"+terminalMark+" skip", "\nBroadcast message\n"+terminalMark+" skip", 1), 0, ErrCorrupt},
 		"a line too long":   {strings.Replace(whole, terminalMark+" skip", strings.Repeat("A", terminalChunk+4)+"\n"+terminalMark+" skip", 1), 0, ErrCorrupt},
 		"endless noise":     {strings.Repeat("noise ", terminalNoise), 0, ErrCorrupt},
+		"endless sockets":   {strings.Replace(whole, terminalMark+" skip", strings.Repeat(terminalMark+" skip ./s\n", 1<<16)+terminalMark+" skip", 1), 0, ErrCorrupt},
 		"too much":          {whole, 5, ErrLimit},
 		"tar failed":        {strings.Replace(whole, " ok ", " changed ", 1), 0, ErrRead},
 		"cut at the end":    {whole[:len(whole)-70], 0, ErrCorrupt},
