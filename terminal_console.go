@@ -31,43 +31,6 @@ const (
 	hangUpTime = 2 * time.Second
 )
 
-// ExitState is what is known of the end of a terminal or a channel.
-type ExitState string
-
-// The states.
-const (
-	// ExitExited: the command ended, and [Exit.Code] is its exit code.
-	ExitExited ExitState = "exited"
-	// ExitDisconnected: the connection ended first. The command may go on.
-	ExitDisconnected ExitState = "disconnected"
-	// ExitUnknown: nothing says how the command ended, or whether.
-	ExitUnknown ExitState = "unknown"
-)
-
-// Exit is how a terminal or a channel ended.
-type Exit struct {
-	State ExitState
-	// Code is the command's exit code with ExitExited, -1 otherwise: a missing exit code is never 0. A command that died
-	// by signal n has 128+n, as shells say it, and so has one that exits with that number.
-	Code int
-	// Signal is the name of that signal, such as "TERM", or empty.
-	Signal string
-}
-
-func exited(code int) Exit {
-	e := Exit{State: ExitExited, Code: code}
-	if code > 128 {
-		e.Signal = signalNames[code-128]
-	}
-	return e
-}
-
-// signalNames are those of Linux on the usual machines.
-var signalNames = map[int]string{
-	1: "HUP", 2: "INT", 3: "QUIT", 4: "ILL", 5: "TRAP", 6: "ABRT", 7: "BUS", 8: "FPE", 9: "KILL", 10: "USR1", 11: "SEGV",
-	12: "USR2", 13: "PIPE", 14: "ALRM", 15: "TERM", 24: "XCPU", 25: "XFSZ", 31: "SYS",
-}
-
 // errHungUp is the cause of the end of a terminal's or channel's connection that was closed on this side, and errDeadPeer of
 // one whose other side does not answer any more.
 var (
@@ -103,6 +66,7 @@ type console struct {
 
 	closing   sync.Mutex // held while the terminal is removed from the sandbox
 	removed   bool
+	foreign   bool // somebody else's, or left to somebody else: not to be removed
 	receiving bool // set before anybody else knows of the console, but for those who close it
 
 	// Of the goroutine that receives, until finished is closed.
@@ -215,7 +179,7 @@ func (c *console) create(ctx context.Context, env map[string]string) error {
 	}
 	found, err := c.box.DescribePTY(ctx, c.name)
 	if err == nil && script.CarriedMark(found) != c.mark {
-		c.removed = true // it is not ours to remove
+		c.foreign = true
 		return c.fail(KindConflict, "there is one of this id")
 	}
 	return err
@@ -463,7 +427,7 @@ func (c *console) leave() {
 	c.closing.Lock()
 	defer c.closing.Unlock()
 	c.stopReceiving()
-	c.removed = true
+	c.foreign = true
 	c.held.leave(c.name)
 }
 
@@ -485,17 +449,20 @@ func (c *console) close(ctx context.Context) error {
 	c.closing.Lock()
 	defer c.closing.Unlock()
 	c.stopReceiving()
-	var err error
-	if !c.removed && !c.gone && c.box != nil {
-		err = removePTY(ctx, c.l, c.box, c.op, c.name)
-	}
-	if c.removed = err == nil; c.removed {
-		c.held.ended(c.name) // by an earlier close, or by another one's leaving, it may have been left
+	if c.foreign || c.removed {
 		c.held.end()
-	} else {
-		c.held.leave(c.name)
+		return nil
 	}
-	return err
+	if c.box != nil && !c.gone {
+		if err := removePTY(ctx, c.l, c.box, c.op, c.name); err != nil {
+			c.held.leave(c.name)
+			return err
+		}
+	}
+	c.removed = true
+	c.held.ended(c.name)
+	c.held.end()
+	return nil
 }
 
 // removePTY removes a terminal, and what runs on it.

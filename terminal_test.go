@@ -432,12 +432,13 @@ func TestTerminalConnections(t *testing.T) {
 	r := newRig(t, Config{}, emulator.Options{Shell: "bash"})
 	l := r.acquired(t)
 	program := shell("head -c 200000 /dev/zero; read x; exit 7")
-	for _, tc := range []struct {
+	type connection struct {
 		name  string
 		fault emulator.Fault
 		kind  Kind
 		state ExitState
-	}{
+	}
+	for _, tc := range sampled(t, []connection{
 		{"drop", emulator.Fault{Action: emulator.CloseSocket}, KindUnavailable, ExitDisconnected},
 		{"reset", emulator.Fault{Action: emulator.ResetReply}, KindUnavailable, ExitDisconnected},
 		{"1000", emulator.Fault{Action: emulator.CloseSocket, Code: 1000}, KindUnavailable, ExitDisconnected},
@@ -447,7 +448,7 @@ func TestTerminalConnections(t *testing.T) {
 		{"1009", emulator.Fault{Action: emulator.CloseSocket, Code: 1009}, KindUnavailable, ExitDisconnected},
 		{"1011", emulator.Fault{Action: emulator.CloseSocket, Code: 1011}, KindUnavailable, ExitDisconnected},
 		{"1011 and 3", emulator.Fault{Action: emulator.CloseSocket, Code: 1011, Body: `{"exitCode":3,"exitReason":"non-zero exit"}`}, KindUncertain, ExitUnknown},
-	} {
+	}, func(c connection) string { return string(c.kind) }) {
 		tc.fault.Path, tc.fault.Bytes = connectPath, 100_000
 		t.Run(tc.name, func(t *testing.T) {
 			r.server.SetFaults(tc.fault)

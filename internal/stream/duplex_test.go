@@ -1,0 +1,142 @@
+package stream
+
+import (
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+const (
+	duplexSay = "\x16lhmark"
+	duplexEnd = "\x17lhmark"
+)
+
+// duplexLog is what a Duplex found.
+type duplexLog struct {
+	Data   [2]string
+	Rounds [2]int
+	Ends   []Stream
+	Lines  []string
+}
+
+type duplexTaker struct{ *duplexLog }
+
+func (t duplexTaker) Data(s Stream, p []byte) { t.duplexLog.Data[s] += string(p) }
+func (t duplexTaker) Round(s Stream)          { t.Rounds[s]++ }
+func (t duplexTaker) Ended(s Stream)          { t.Ends = append(t.Ends, s) }
+func (t duplexTaker) Said(word, arg string) error {
+	t.Lines = append(t.Lines, word+" "+arg)
+	return nil
+}
+
+// duplexText is what a channel sends that carries these streams, in pieces as small as writes to a terminal, between any two
+// of which something of the channel's own may come.
+func duplexText(r *rand.Rand, stdout, stderr string) (text string, rounds [2]int) {
+	var b strings.Builder
+	b.WriteString("Welcome!\r\n$ \x16lh" + duplexSay + " started 42\n")
+	stdout += duplexEnd
+	stderr += duplexEnd
+	count := 0
+	for stdout != "" || stderr != "" {
+		switch n := 1 + r.IntN(9); {
+		case r.IntN(3) == 0 && stderr != "":
+			n = min(n, len(stderr))
+			fmt.Fprintf(&b, "%s err %s\n", duplexSay, base64.StdEncoding.EncodeToString([]byte(stderr[:n])))
+			stderr = stderr[n:]
+			rounds[Stderr]++
+		case r.IntN(4) == 0:
+			fmt.Fprintf(&b, "%s in %d\r\n", duplexSay, n)
+		default:
+			n = min(n, len(stdout))
+			b.WriteString(stdout[:n])
+			stdout = stdout[n:]
+			count += n
+			if r.IntN(5) == 0 || stdout == "" && n > 0 {
+				fmt.Fprintf(&b, "%s out %d\n", duplexSay, count)
+				count = 0
+				rounds[Stdout]++
+			}
+		}
+	}
+	return b.String() + duplexSay + " exit 3\n", rounds
+}
+
+// However the bytes arrive, both streams come out as they went in.
+func TestDuplexTakesStreamsApart(t *testing.T) {
+	for seed := range uint64(300) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		odd := []string{"\x16", "\x17", "\x16lh", "\x17lhmar", "\n", "\r\n", "\x00", "\xff", "text", "lhmar"}
+		var want duplexLog
+		for range r.IntN(40) {
+			want.Data[r.IntN(2)] += odd[r.IntN(len(odd))]
+		}
+		text, rounds := duplexText(r, want.Data[Stdout], want.Data[Stderr])
+		var got duplexLog
+		d := NewDuplex(duplexSay, duplexEnd, true)
+		for rest := []byte(text); len(rest) > 0; {
+			n := min(len(rest), 1+r.IntN(20))
+			piece := slices.Clone(rest[:n])
+			if err := d.Next(piece, duplexTaker{&got}); err != nil {
+				t.Fatalf("seed %d: Next() = %v", seed, err)
+			}
+			clear(piece) // it may be used again
+			rest = rest[n:]
+		}
+		slices.Sort(got.Ends)
+		if diff := cmp.Diff(want.Data, got.Data); diff != "" || got.Rounds != rounds || !slices.Equal(got.Ends, []Stream{Stdout, Stderr}) {
+			t.Fatalf("seed %d: rounds %v, want %v, ends %v, data mismatch (-want +got):\n%s", seed, got.Rounds, rounds, got.Ends, diff)
+		}
+		if got.Lines[0] != "started 42" || got.Lines[len(got.Lines)-1] != "exit 3" {
+			t.Errorf("seed %d: lines %q", seed, got.Lines)
+		}
+	}
+}
+
+func TestDuplexRefusesWhatWasChangedOnTheWay(t *testing.T) {
+	for name, text := range map[string]string{
+		"a byte lost":       "abc" + duplexSay + " out 4\n",
+		"a byte added":      "abc" + duplexSay + " out 2\n",
+		"no count":          duplexSay + " out\n",
+		"not base64":        duplexSay + " err ab!d\n",
+		"base64 cut":        duplexSay + " err YWJ\n",
+		"a line too long":   duplexSay + " err " + strings.Repeat("A", maxSaid),
+		"between two lines": duplexSay + " out 0\nx" + duplexSay + " out 0\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := NewDuplex(duplexSay, duplexEnd, false)
+			if err := d.Next([]byte(text), duplexTaker{new(duplexLog)}); !errors.Is(err, ErrDuplex) {
+				t.Errorf("Next() = %v, want %v", err, ErrDuplex)
+			}
+		})
+	}
+}
+
+// FuzzDuplex: whatever comes, nothing comes out that did not go in, and little is kept.
+func FuzzDuplex(f *testing.F) {
+	text, _ := duplexText(rand.New(rand.NewPCG(1, 0)), "out\x16put", "err")
+	f.Add([]byte(text), 7)
+	f.Add([]byte(duplexSay+" err =\n"+duplexSay), 1)
+	f.Fuzz(func(t *testing.T, text []byte, size int) {
+		d := NewDuplex(duplexSay, duplexEnd, len(text)%2 == 0)
+		var got duplexLog
+		for rest := text; len(rest) > 0; {
+			n := min(len(rest), max(size, 1))
+			if d.Next(rest[:n], duplexTaker{&got}) != nil {
+				break
+			}
+			rest = rest[n:]
+		}
+		if len(got.Data[Stdout])+len(got.Data[Stderr]) > len(text) {
+			t.Errorf("%d and %d bytes came of %d", len(got.Data[Stdout]), len(got.Data[Stderr]), len(text))
+		}
+		if len(d.kept) > maxSaid+max(size, 1) {
+			t.Errorf("%d bytes are kept", len(d.kept))
+		}
+	})
+}
