@@ -187,3 +187,19 @@ func TestF3CopiesInThePlaceOfLinksAreBounded(t *testing.T) {
 	}
 	onlyEntries(t, dir, "a", "b", "f")
 }
+
+// Two files never become one, whatever paths lead there.
+func TestF2TwoFilesOfOneDestinationAreRefused(t *testing.T) {
+	dir := t.TempDir()
+	put(t, filepath.Join(dir, "d"), map[string]string{"f": "earlier"})
+	if err := os.Symlink("d", filepath.Join(dir, "l")); err != nil {
+		t.Fatal(err)
+	}
+	data := tarball(t, entry{name: "./f", body: "1"}, entry{name: "./g", body: "2"})
+	_, err := ExtractFiles(t.Context(), bytes.NewReader(data), []Target{{"./f", filepath.Join(dir, "d", "f"), 0}, {"./g", filepath.Join(dir, "l", "f"), 0}}, ExtractOptions{})
+	wantKind(t, err, ErrType)
+	if got, err := os.ReadFile(filepath.Join(dir, "d", "f")); err != nil || string(got) != "earlier" {
+		t.Errorf("the file is %q, %v, want what it was", got, err)
+	}
+	onlyEntries(t, filepath.Join(dir, "d"), "f")
+}

@@ -38,6 +38,11 @@ func ExtractFiles(ctx context.Context, r io.Reader, targets []Target, opt Extrac
 		}
 		defer st.close()
 		stages[i] = st
+		for _, other := range stages[:i] {
+			if st.is(other) {
+				return sum, fail(ErrType, t.Path, "it is the destination of two files", nil)
+			}
+		}
 	}
 	m := newMembers(ctx, r, opt, &sum)
 	m.joined = true

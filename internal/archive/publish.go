@@ -25,6 +25,12 @@ type stage struct {
 	name   string      // of the prepared entry in parent
 	lock   *os.File    // the prepared entry, held while it is in use, see sweepStages
 	before fs.FileInfo // what is at the destination, nil for nothing
+	in     fs.FileInfo // parent; nil if that cannot be told
+}
+
+// is reports whether two stages have one destination, by whatever paths.
+func (s *stage) is(other *stage) bool {
+	return s.base == other.base && s.in != nil && other.in != nil && os.SameFile(s.in, other.in)
 }
 
 // newStage opens the destination's parent, after making it if needed, and checks the destination.
@@ -49,6 +55,7 @@ func newStage(dest string, dir bool) (*stage, error) {
 	}
 	sweepStages(root)
 	s := &stage{parent: root, base: base, path: dest, name: StageName()}
+	s.in, _ = root.Stat(".")
 	if err := s.check(dir); err != nil {
 		root.Close()
 		return nil, err
