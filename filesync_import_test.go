@@ -451,8 +451,22 @@ func TestCommandsAfterAnImport(t *testing.T) {
 			}
 		})
 	}
+	// The command was never sent, but the import has been done.
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	_, err := l.Importer().Dir(ctx, local, "canceled", ImportOptions{After: []Command{{Script: "touch never"}}, Progress: func(p Progress) {
+		if p.Done {
+			cancel()
+		}
+	}})
+	if e := wantError(t, err, KindCanceled); e.Dispatched != DispatchedYes || e.Retryable {
+		t.Errorf("%+v, want an error that says that something was done", e)
+	}
+	if _, err := os.Stat(filepath.Join(ws, "canceled", "f")); err != nil {
+		t.Errorf("the file did not stay: %v", err)
+	}
 	r.ready(t, l)
-	_, err := l.Importer().Dir(t.Context(), local, "d", ImportOptions{After: []Command{{}}})
+	_, err = l.Importer().Dir(t.Context(), local, "d", ImportOptions{After: []Command{{}}})
 	wantError(t, err, KindInvalid)
 	r.wantRequests(t)
 }

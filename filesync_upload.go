@@ -91,7 +91,7 @@ func (i *Importer) after(ctx context.Context, op string, commands []Command) err
 		e := &Error{Kind: KindRefused, Sandbox: i.l.ref.Sandbox, Dispatched: DispatchedYes}
 		if err != nil {
 			e = failed(op, err)
-			e.Retryable = false
+			e.Retryable, e.Dispatched = false, DispatchedYes // of the import, whatever became of the command
 		}
 		e.Op, e.Message, e.cause = op, cause.Error(), cause
 		return e
