@@ -79,7 +79,7 @@ func asUser(tb testing.TB, args ...string) bool {
 	tb.Cleanup(func() {
 		accounts.Lock()
 		defer accounts.Unlock()
-		if out, err := exec.Command("userdel", name).CombinedOutput(); err != nil {
+		if out, err := exec.Command("userdel", "-f", name).CombinedOutput(); err != nil {
 			tb.Errorf("userdel: %s", out)
 		}
 	})
