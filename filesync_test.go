@@ -126,27 +126,6 @@ func wantNoScratch(t testing.TB, l *Lease, dirs ...string) {
 	}
 }
 
-// drained waits until no activity is under way on the lease.
-func drained(t testing.TB, l *Lease) {
-	t.Helper()
-	l.mu.Lock()
-	done := make(chan struct{})
-	switch {
-	case l.active == 0:
-		close(done)
-	case l.drained != nil:
-		done = l.drained
-	default:
-		l.drained = done
-	}
-	l.mu.Unlock()
-	select {
-	case <-done:
-	case <-time.After(time.Minute):
-		t.Fatal("an activity on the lease has not ended after a minute")
-	}
-}
-
 func sampleTree(t testing.TB) string {
 	t.Helper()
 	dir := t.TempDir()

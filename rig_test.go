@@ -203,3 +203,24 @@ func structured(status int, message string) string {
 	}
 	return string(data)
 }
+
+// drained waits until no activity is under way on the lease.
+func drained(t testing.TB, l *Lease) {
+	t.Helper()
+	l.mu.Lock()
+	done := make(chan struct{})
+	switch {
+	case l.active == 0:
+		close(done)
+	case l.drained != nil:
+		done = l.drained
+	default:
+		l.drained = done
+	}
+	l.mu.Unlock()
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		t.Fatal("an activity on the lease has not ended after a minute")
+	}
+}
