@@ -55,13 +55,15 @@ func (l *Lease) OpenChannel(ctx context.Context, options ChannelOptions) (_ *Cha
 		return nil, err
 	}
 	name, id := consoleName(ActivityChannel, options.ID)
-	c, opened, err := l.newConsole(ActivityChannel, op, name, text.Mark)
+	var e *channelEvents
+	c, opened, err := l.newConsole(ActivityChannel, op, name, text.Mark, func(c *console) {
+		e = newChannelEvents(c, options.Stderr)
+		c.farewell = e.input.kill
+	})
 	if err != nil {
 		return nil, err
 	}
 	defer opened()
-	e := newChannelEvents(c, options.Stderr)
-	c.farewell = e.input.kill
 	if err := c.open(ctx, env, e); err != nil {
 		return nil, err
 	}

@@ -68,7 +68,7 @@ func (in *channelInput) taken(n int) bool {
 func (in *channelInput) next(n int) (int, error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	for in.waiting == inputWindow && !in.refused && !in.ended {
+	for n > 0 && in.waiting == inputWindow && !in.refused && !in.ended {
 		in.cond.Wait()
 	}
 	if in.refused || in.ended {
@@ -85,11 +85,8 @@ func (in *channelInput) write(p []byte) (int, error) {
 	sent := 0
 	for {
 		n, err := in.next(len(p) - sent)
-		if err != nil {
+		if err != nil || n == 0 {
 			return sent, err
-		}
-		if n == 0 {
-			return sent, nil
 		}
 		piece := p[sent : sent+n]
 		line := []byte(script.InputText(piece))
@@ -99,7 +96,9 @@ func (in *channelInput) write(p []byte) (int, error) {
 		if _, err := in.c.write("write", line); err != nil {
 			return sent, err
 		}
-		sent += n
+		if sent += n; sent == len(p) {
+			return sent, nil // whatever the program makes of it
+		}
 	}
 }
 

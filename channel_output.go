@@ -18,11 +18,13 @@ type channelEvents struct {
 	c      *console
 	input  *channelInput
 	stderr *inflow // on its way to the writer; nil: nobody wants it
+	writer io.Writer
+	begin  sync.Once // of relay
 
 	mu       sync.Mutex // guards the fields below
 	received [2]int64   // bytes of standard output, and error
 	read     [2]int64
-	rounds   [2][]int64 // how much had been received at the end of those that were not read
+	rounds   [2][]int64 // of those that were not read: how much had been received at the end
 	ended    [2]bool    // the stream has come whole
 	relayed  bool       // the writer has had the whole of standard error
 	exited   bool       // the program has ended
@@ -31,19 +33,25 @@ type channelEvents struct {
 }
 
 func newChannelEvents(c *console, stderr io.Writer) *channelEvents {
-	e := &channelEvents{c: c, input: newChannelInput(c)}
-	c.in = newInflow(0, func(n int) { e.took(stream.Stdout, n) })
+	e := &channelEvents{c: c, input: newChannelInput(c), writer: stderr}
+	c.in = newInflow(c.life, maxUnread, func(n int) { e.took(stream.Stdout, n) })
 	if stderr == nil {
 		e.ended[stream.Stderr], e.relayed = true, true
 		return e
 	}
-	e.stderr = newInflow(0, func(n int) { e.took(stream.Stderr, n) })
-	go e.relay(stderr) // nobody waits for it: a Write of the caller's may never return
+	e.stderr = newInflow(c.life, maxUnread, func(n int) { e.took(stream.Stderr, n) })
 	return e
 }
 
+// start begins to give the writer standard error.
+func (e *channelEvents) start() {
+	if e.stderr != nil {
+		e.begin.Do(func() { go e.relay() }) // nobody waits for it: a Write of the caller's may never return
+	}
+}
+
 // relay gives the writer standard error.
-func (e *channelEvents) relay(w io.Writer) {
+func (e *channelEvents) relay() {
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := e.stderr.Read(buf)
@@ -56,7 +64,7 @@ func (e *channelEvents) relay(w io.Writer) {
 		if err != nil {
 			return
 		}
-		m, err := w.Write(buf[:n])
+		m, err := e.writer.Write(buf[:n])
 		if err == nil && m < n {
 			err = io.ErrShortWrite
 		}
@@ -108,12 +116,23 @@ func (e *channelEvents) Data(s stream.Stream, p []byte) {
 	}
 }
 
-// Round implements [stream.DuplexEvents].
-func (e *channelEvents) Round(s stream.Stream) {
+// maxRounds is how many rounds of a stream are let go and not read: fewer were asked for.
+const maxRounds = 4
+
+// Round implements [stream.DuplexEvents]. A stream that has ended without an end of the command is that of a script that was
+// killed.
+func (e *channelEvents) Round(s stream.Stream, n int64) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	switch {
+	case n == 0 && !e.exited:
+		return errVanished
+	case len(e.rounds[s]) == maxRounds:
+		return stream.ErrDuplex
+	}
 	e.rounds[s] = append(e.rounds[s], e.received[s])
 	e.release(s)
+	return nil
 }
 
 // Ended implements [stream.DuplexEvents].
@@ -161,6 +180,7 @@ func (e *channelEvents) Said(word, arg string) error {
 		e.exited, e.code = true, n
 		e.mu.Unlock()
 		e.c.begin(nil)
+		e.start()
 		e.settle()
 		e.input.refuse()
 		e.finish()
@@ -170,6 +190,7 @@ func (e *channelEvents) Said(word, arg string) error {
 			return stream.ErrDuplex
 		}
 		e.input.start(n)
+		e.start()
 		// Two rounds of standard output at once, and one of standard error: see script's channel.sh.
 		_, _ = io.WriteString(e.c.conn, "out\nout\nerr\n")
 	}

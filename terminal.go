@@ -74,12 +74,11 @@ func (l *Lease) OpenTerminal(ctx context.Context, options TerminalOptions) (_ *T
 		return nil, err
 	}
 	name, id := consoleName(ActivityTerminal, options.ID)
-	c, opened, err := l.newConsole(ActivityTerminal, op, name, text.Mark)
+	c, opened, err := l.newConsole(ActivityTerminal, op, name, text.Mark, terminalInflow)
 	if err != nil {
 		return nil, err
 	}
 	defer opened()
-	c.in = newInflow(maxUnread, nil)
 	if err := c.open(ctx, env, terminalEvents{c}); err != nil {
 		return nil, err
 	}
@@ -102,12 +101,11 @@ func (l *Lease) AttachTerminal(ctx context.Context, id string) (_ *Terminal, err
 	if old := l.consoles.find(name); old != nil {
 		old.leave()
 	}
-	c, opened, err := l.newConsole(ActivityTerminal, op, name, "")
+	c, opened, err := l.newConsole(ActivityTerminal, op, name, "", terminalInflow)
 	if err != nil {
 		return nil, err
 	}
 	defer opened()
-	c.in = newInflow(maxUnread, nil)
 	err = c.opening(ctx, func(ctx context.Context) error {
 		env, err := c.box.DescribePTY(ctx, name)
 		if err != nil {
@@ -189,6 +187,8 @@ func (t *Terminal) Close() error {
 	return t.c.close(context.Background())
 }
 
+func terminalInflow(c *console) { c.in = newInflow(c.life, maxUnread, nil) }
+
 // terminalEvents takes what a terminal sends.
 type terminalEvents struct{ c *console }
 
@@ -198,7 +198,7 @@ func (t terminalEvents) Data(_ stream.Stream, p []byte) {
 	}
 }
 
-func (t terminalEvents) Round(stream.Stream) {}
+func (t terminalEvents) Round(stream.Stream, int64) error { return nil }
 
 func (t terminalEvents) Ended(stream.Stream) {}
 

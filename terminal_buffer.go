@@ -1,23 +1,35 @@
 package leasehold
 
-import "sync"
+import (
+	"context"
+	"sync"
+)
 
 // inflow holds what was received from a sandbox until it is read.
 type inflow struct {
-	limit int // put waits while as much is held; 0: the sender knows how much it may send
+	limit int // put waits while as much is held
 
 	mu     sync.Mutex // guards the fields below
 	cond   sync.Cond  // something in them changed
 	data   []byte
 	pauses int   // how often put began or ceased to wait, so odd while it waits
 	err    error // what Read returns once data is empty; nil: more may come
+	free   bool  // put does not wait any more
 	gone   bool  // nobody will read any more
 	taken  func(n int)
 }
 
-func newInflow(limit int, taken func(n int)) *inflow {
+// newInflow returns one of a connection that ends with life, after which put does not wait: whoever ends the connection
+// waits for the goroutine that receives, and nobody may be reading.
+func newInflow(life context.Context, limit int, taken func(n int)) *inflow {
 	f := &inflow{limit: limit, taken: taken}
 	f.cond.L = &f.mu
+	context.AfterFunc(life, func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.free = true
+		f.cond.Broadcast()
+	})
 	return f
 }
 
@@ -25,7 +37,7 @@ func newInflow(limit int, taken func(n int)) *inflow {
 func (f *inflow) put(p []byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	full := func() bool { return f.limit > 0 && len(f.data) >= f.limit && !f.gone }
+	full := func() bool { return len(f.data) >= f.limit && !f.free && !f.gone }
 	if full() {
 		f.pauses++
 		for full() {

@@ -32,10 +32,11 @@ const (
 )
 
 // errHungUp is the cause of the end of a terminal's or channel's connection that was closed on this side, and errDeadPeer of
-// one whose other side does not answer any more.
+// one whose other side does not answer any more. errVanished ends one of which nothing can come any more.
 var (
 	errHungUp   = errors.New("it was closed")
 	errDeadPeer = errors.New("the connection is dead: a ping was not answered")
+	errVanished = errors.New("it ended without an exit: it was killed")
 )
 
 // console is a pseudo-terminal of a lease's sandbox whose login shell was told to become something else, and the
@@ -64,10 +65,10 @@ type console struct {
 	exit     Exit
 	lost     error // why the exit is not known
 
-	closing   sync.Mutex // held while the terminal is removed from the sandbox
+	closing   sync.Mutex // held while the terminal is opened, and while it is removed from the sandbox
 	removed   bool
 	foreign   bool // somebody else's, or left to somebody else: not to be removed
-	receiving bool // set before anybody else knows of the console, but for those who close it
+	receiving bool
 
 	// Of the goroutine that receives, until finished is closed.
 	noise  int
@@ -88,7 +89,7 @@ type consoleEvents interface {
 // newConsole registers a terminal that is about to be opened.
 //
 // Until opened is called it counts among the provider's streams, and so may be what it begins meanwhile.
-func (l *Lease) newConsole(kind ActivityKind, op, name, mark string) (_ *console, opened func(), _ error) {
+func (l *Lease) newConsole(kind ActivityKind, op, name, mark string, prepare func(*console)) (_ *console, opened func(), _ error) {
 	held, err := l.hold(kind, op)
 	if err != nil {
 		return nil, nil, err
@@ -98,12 +99,14 @@ func (l *Lease) newConsole(kind ActivityKind, op, name, mark string) (_ *console
 		started: make(chan struct{}), finished: make(chan struct{}), settled: make(chan struct{}),
 	}
 	c.life, c.hang = context.WithCancelCause(l.p.work)
+	prepare(c)
 	if !l.p.admitStream() {
 		err = c.fail(KindClosed, errProviderClosed.Error())
 	} else if err = l.consoles.add(c); err != nil {
 		l.p.streams.Done()
 	}
 	if err != nil {
+		c.hang(err)
 		held.end()
 		return nil, nil, err
 	}
@@ -140,10 +143,14 @@ func (c *console) open(ctx context.Context, env map[string]string, to consoleEve
 	return err
 }
 
-// opening does what must be done until the connection is of use: it ends with ctx, and takes no longer than a call.
+// opening does what must be done until the connection is of use: it ends with ctx, and takes no longer than a call. Whoever
+// closes the terminal meanwhile ends it, and waits for that: there may be something to remove by then.
 func (c *console) opening(ctx context.Context, f func(context.Context) error) error {
+	c.closing.Lock()
+	defer c.closing.Unlock()
 	call, cancel := context.WithTimeout(ctx, c.l.p.cfg.CallTimeout)
 	defer cancel()
+	defer context.AfterFunc(c.life, cancel)()
 	box, err := c.l.toolbox(call)
 	if err == nil {
 		c.box = box
@@ -159,10 +166,12 @@ func (c *console) opening(ctx context.Context, f func(context.Context) error) er
 	switch {
 	case ctx.Err() != nil:
 		err = ctxError(ctx)
-	case call.Err() != nil:
-		err = c.fail(KindTimeout, "it did not begin within the CallTimeout")
 	case context.Cause(c.life) == errHungUp:
 		err = c.fail(KindClosed, "it was closed while it was opened")
+	case c.l.p.work.Err() != nil:
+		err = c.fail(KindClosed, errProviderClosed.Error())
+	case errors.Is(call.Err(), context.DeadlineExceeded):
+		err = c.fail(KindTimeout, "it did not begin within the CallTimeout")
 	}
 	e := c.l.observe(c.op, err).(*Error)
 	if e.Op = c.op; e.Dispatched == "" || c.conn != nil {
@@ -270,6 +279,8 @@ func (c *console) begin(err error) {
 	}
 }
 
+var toolName = regexp.MustCompile(`^[a-z0-9]{1,16}$`)
+
 // said takes the lines that all consoles say.
 func (c *console) said(word, arg string) error {
 	switch word {
@@ -278,7 +289,10 @@ func (c *console) said(word, arg string) error {
 	case script.SaysNoDir:
 		c.begin(c.fail(KindNotFound, "the directory cannot be entered"))
 	case script.SaysMissing:
-		c.begin(c.fail(KindRefused, "the sandbox lacks "+strings.ToValidUTF8(arg, "?")))
+		if !toolName.MatchString(arg) {
+			return stream.ErrDuplex
+		}
+		c.begin(c.fail(KindRefused, "the sandbox lacks "+arg))
 	default:
 		return stream.ErrDuplex
 	}
@@ -341,8 +355,8 @@ func (c *console) reason(err error) *Error {
 		e = c.fail(KindProtocol, "what the sandbox sent makes no sense: something was lost or added on the way")
 	case errors.As(err, &remote) && remote.CloseCode == closeSlow:
 		e = c.fail(KindLimit, "the output was not read in time, and the daemon closed the connection")
-	case err == io.EOF:
-		e = c.fail(KindUncertain, "it ended without an exit: it was killed")
+	case err == io.EOF || err == errVanished:
+		e = c.fail(KindUncertain, errVanished.Error())
 	default:
 		e = c.l.observe(c.op, err).(*Error)
 	}
@@ -353,7 +367,7 @@ func (c *console) reason(err error) *Error {
 // unheard is the exit of a console whose receiving ended because of err before the exit was said.
 func (c *console) unheard(err error) Exit {
 	exit := Exit{State: ExitDisconnected, Code: -1}
-	if err == io.EOF || context.Cause(c.life) == errHungUp {
+	if err == io.EOF || err == errVanished || context.Cause(c.life) == errHungUp {
 		exit.State = ExitUnknown
 	}
 	return exit

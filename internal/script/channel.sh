@@ -71,6 +71,7 @@ drain() {
     _said=$(LC_ALL=C dd bs=8192 count=24 2>&1 >&3)
     set -- ${_said##*out}
     say out "${1:-0}"
+    [ "${1:-0}" -gt 0 ] || return
   done
 }
 

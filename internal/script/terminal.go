@@ -49,15 +49,18 @@ func (t Terminal) Env(cols, rows int) (map[string]string, error) {
 // terminal is the script before the command. It repeats its last word every second, for a host that comes back, and gives
 // up after ten minutes.
 //
-// Signals that keys send are for the command, which is in the same process group.
+// Signals that keys send are for the command, which is in the same process group. A command that was killed may have left the
+// terminal to a group of its own: then nothing can be read any more, and the host removes the terminal once it has heard.
 const terminal = `trap : INT QUIT TSTP
 exec 8>&2 2>/dev/null
 say() { printf '\026%s %s\n' "$_mark" "$*"; }
 last() {
-trap '' INT QUIT TSTP
+trap '' INT QUIT TSTP TTIN TTOU
 stty raw -echo
 { _n=0; while [ $_n -lt 600 ]; do say "$@"; sleep 1; _n=$((_n+1)); done; kill -KILL $$; } &
-while IFS= read -r _line; do case $_line in *"$_mark") break;; esac; done
+_heard=
+while IFS= read -r _line; do case $_line in *"$_mark") _heard=1; break;; esac; done
+[ "$_heard" ] || wait
 kill $!
 [ "$1" = exit ] || exit 125
 exit $2

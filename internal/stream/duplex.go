@@ -33,10 +33,10 @@ const maxSaid = 80 << 10
 
 // DuplexEvents takes what a [Duplex] finds, in order. Bytes are valid during the call only.
 type DuplexEvents interface {
-	Data(s Stream, p []byte)     // what the command wrote
-	Round(s Stream)              // a round has ended, in which all the data since the last one came
-	Ended(s Stream)              // the command has ended, and this was all it wrote
-	Said(word, arg string) error // another line
+	Data(s Stream, p []byte)       // what the command wrote
+	Round(s Stream, n int64) error // a round has ended, of n bytes: all since the last one, its data and the mark of its end
+	Ended(s Stream)                // the command has ended, and this was all it wrote
+	Said(word, arg string) error   // another line
 }
 
 // Next takes the next piece of what was received.
@@ -109,16 +109,14 @@ func (d *Duplex) line(p []byte, to DuplexEvents) error {
 			return ErrDuplex
 		}
 		d.deliver(Stderr, &d.stderr, data[:n], to)
-		to.Round(Stderr)
-		return nil
+		return to.Round(Stderr, int64(n))
 	case "out":
 		n, err := strconv.ParseInt(string(arg), 10, 64)
 		if err != nil || n != d.count {
 			return ErrDuplex
 		}
 		d.count = 0
-		to.Round(Stdout)
-		return nil
+		return to.Round(Stdout, n)
 	}
 	return to.Said(string(word), string(arg))
 }
