@@ -18,7 +18,8 @@ func (e *Endpoint) Client() *http.Client { return &http.Client{Transport: e.Tran
 // Transport returns a round tripper to the service behind the endpoint, for an [http.Client], for
 // [net/http/httputil.ReverseProxy], and for WebSocket packages that take one. It adds the token to requests to the
 // endpoint's own origin, and refuses any other with [ErrInvalid], so that no redirect carries the token away. A path that is
-// not below the endpoint's own is taken relative to it; the endpoint's has one on the embedded backend only.
+// not below the endpoint's own is taken relative to it; the endpoint's has one on the embedded backend only. A Host
+// of the request's own is not sent: the provider's proxy goes by it.
 //
 // A request that the provider's proxy refuses for its token, which then never reached the service, is sent once more if the
 // provider has replaced the token and the body can be read again ([http.Request.GetBody]); otherwise it fails with
@@ -76,7 +77,7 @@ func (t endpointTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 // below returns the address of a request, which must be the endpoint's origin.
 func (e *Endpoint) below(op string, u *url.URL) (*url.URL, error) {
 	var p problems
-	if u == nil || u.Scheme != e.address.Scheme || !strings.EqualFold(u.Host, e.address.Host) || u.User != nil {
+	if u == nil || u.Scheme != e.address.Scheme || !strings.EqualFold(u.Host, e.address.Host) || u.User != nil || u.Opaque != "" {
 		p.add("URL", "is not of the endpoint: its token goes nowhere else")
 		return nil, p.err(op)
 	}
@@ -95,7 +96,7 @@ func (e *Endpoint) below(op string, u *url.URL) (*url.URL, error) {
 func (e *Endpoint) send(ctx context.Context, op string, req *http.Request, address *url.URL) (*http.Response, *Error) {
 	grant := e.grant.Load()
 	out := req.Clone(ctx)
-	out.URL = address
+	out.URL, out.Host = address, ""
 	resp, err := e.l.client.Preview(out, grant.token)
 	if !refusedToken(err) {
 		return resp, previewFailure(op, err)
@@ -108,7 +109,7 @@ func (e *Endpoint) send(ctx context.Context, op string, req *http.Request, addre
 		return nil, previewFailure(op, err)
 	}
 	out = req.Clone(ctx)
-	out.URL = address
+	out.URL, out.Host = address, ""
 	if req.Body != nil && req.Body != http.NoBody {
 		if req.GetBody == nil {
 			failure := previewFailure(op, err)
