@@ -72,11 +72,25 @@ func (l *Lease) OpenSSH(ctx context.Context, lifetime time.Duration) (_ *SSHAcce
 		e.Sandbox = l.ref.Sandbox
 		if e.Dispatched != DispatchedNo && (e.HTTPStatus == 0 || e.HTTPStatus >= 500 || e.HTTPStatus < 300) {
 			l.ssh.set("")
+			l.endLateSSH(ctx, op, "")
 		}
 		return nil, l.orClosed(e)
 	}
 	l.ssh.set(made.Token)
+	if l.endLateSSH(ctx, op, made.Token) {
+		return nil, l.orClosed(&Error{Op: op, Dispatched: DispatchedYes})
+	}
 	return &SSHAccess{l: l, host: made.Host, port: made.Port, expires: made.ExpiresAt, secret: &sshSecret{made.Token}}, nil
+}
+
+// endLateSSH revokes an access that was made while the lease was given back, which may not have known of it any more. It
+// reports whether that was so.
+func (l *Lease) endLateSSH(ctx context.Context, op, token string) bool {
+	late := l.open.Err() != nil
+	if late {
+		_ = l.endSSH(context.WithoutCancel(ctx), op, token) // else it ends at its time
+	}
+	return late
 }
 
 // RevokeSSH ends every SSH access to the sandbox, whoever made it. It may be called when there is none.

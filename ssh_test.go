@@ -1,0 +1,76 @@
+package leasehold
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/leasehold-go/leasehold/internal/emulator"
+)
+
+// carrier is a function that carries requests.
+type carrier func(*http.Request) (*http.Response, error)
+
+func (c carrier) RoundTrip(req *http.Request) (*http.Response, error) { return c(req) }
+
+// An access that is made while the lease is given back is revoked, although the lease had none when it was closed.
+func TestAnSSHAccessThatComesLateIsRevoked(t *testing.T) {
+	var r *rig
+	var l *Lease
+	released := make(chan error, 1)
+	server := http.DefaultTransport.(*http.Transport).Clone()
+	defer server.CloseIdleConnections()
+	r = newRig(t, Config{Reuse: true, Transport: carrier(func(req *http.Request) (*http.Response, error) {
+		resp, err := server.RoundTrip(req)
+		if req.Method == http.MethodPost && strings.HasSuffix(req.URL.Path, "/ssh-access") {
+			go func() {
+				_, err := r.Release(t.Context(), l.ref, ReleaseOptions{})
+				released <- err
+			}()
+			<-l.open.Done()
+		}
+		return resp, err
+	})}, emulator.Options{})
+	l = r.acquired(t)
+	_, err := l.OpenSSH(t.Context(), 0)
+	wantError(t, err, KindClosed)
+	if err := <-released; err != nil {
+		t.Errorf("Release() = %v", err)
+	}
+	if n := r.count()["DELETE /api/sandbox/*/ssh-access"]; n == 0 {
+		t.Error("the access was not revoked")
+	}
+}
+
+// Neither of what a request may say of its destination reaches the wire: the token would follow it.
+func TestAnEndpointsRequestsGoToItsHostAlone(t *testing.T) {
+	server := http.DefaultTransport.(*http.Transport).Clone()
+	defer server.CloseIdleConnections()
+	var hosts []string
+	r := newRig(t, Config{Transport: carrier(func(req *http.Request) (*http.Response, error) {
+		if req.Header.Get("X-Daytona-Preview-Token") != "" {
+			hosts = append(hosts, req.Host, req.URL.Host)
+		}
+		return server.RoundTrip(req)
+	})}, emulator.Options{})
+	e := endpointOf(t, r.acquired(t), service(t, echo))
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, e.URL().String(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Host = "elsewhere.example"
+	resp, err := e.Client().Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	if len(hosts) != 2 || hosts[0] != "" && hosts[0] != e.address.Host || hosts[1] != e.address.Host {
+		t.Errorf("hosts %q, want %q alone", hosts, e.address.Host)
+	}
+	req.URL.Opaque = "//elsewhere.example/"
+	_, err = e.Client().Do(req)
+	wantError(t, err, KindInvalid)
+	if len(hosts) != 2 {
+		t.Errorf("hosts %q, want none more", hosts)
+	}
+}
