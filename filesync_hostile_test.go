@@ -42,19 +42,19 @@ func TestOddNamesSurviveAnImport(t *testing.T) {
 	}
 }
 
-// deep makes so many directories in each other, and a file in the last one.
-func deep(t *testing.T, dir string, levels int, body string) {
+// deep makes so many directories of a name in each other, and a file in the last one.
+func deep(t *testing.T, dir string, levels int, name, body string) {
 	t.Helper()
 	root, err := os.OpenRoot(dir)
 	for range levels {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := root.Mkdir("d", 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+		if err := root.Mkdir(name, 0o755); err != nil && !errors.Is(err, os.ErrExist) {
 			t.Fatal(err)
 		}
 		above := root
-		root, err = above.OpenRoot("d")
+		root, err = above.OpenRoot(name)
 		above.Close()
 	}
 	if err == nil {
@@ -70,17 +70,25 @@ func TestDeepTreesAreMergedOrRefused(t *testing.T) {
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
 	r.ready(t, l)
+	if long() {
+		local := t.TempDir()
+		deep(t, local, archive.MaxDepth, "d", "x") // the file is one level deeper
+		_, err := l.Importer().Dir(t.Context(), local, "deep", ImportOptions{})
+		if wantError(t, err, KindLimit); !strings.Contains(err.Error(), `d/f"`) {
+			t.Errorf("%v does not name the file", err)
+		}
+	}
 	local := t.TempDir()
-	deep(t, local, archive.MaxDepth, "x") // the file is one level deeper
+	deep(t, local, 150, strings.Repeat("n", 255), "x") // 38,400 bytes of path
 	_, err := l.Importer().Dir(t.Context(), local, "deep", ImportOptions{})
-	if wantError(t, err, KindLimit); !strings.Contains(err.Error(), `d/f"`) {
-		t.Errorf("%v does not name the file", err)
+	if wantError(t, err, KindLimit); !strings.Contains(err.Error(), `nnn"`) {
+		t.Errorf("%v does not name the directory", err)
 	}
 	r.wantRequests(t)
 	local = t.TempDir()
 	const levels = maxMergeDepth - 1
 	for _, body := range []string{"first", "second"} {
-		deep(t, local, levels, body)
+		deep(t, local, levels, "d", body)
 		if _, err := l.Importer().Dir(t.Context(), local, "deep", ImportOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -97,12 +105,12 @@ func TestF2TreeDeeperThanAnyPath(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
-	local, dest, levels := t.TempDir(), filepath.Join(t.TempDir(), "dest"), 4000
+	local, dest, levels, name := t.TempDir(), filepath.Join(t.TempDir(), "dest"), 4000, "d"
 	if raced {
-		levels = 2100 // 4,200 bytes of path
+		levels, name = 400, "a directory" // still longer than any path
 	}
-	deep(t, local, levels, "bottom")
-	deep(t, local, 2*maxMergeDepth, "middle")
+	deep(t, local, levels, name, "bottom")
+	deep(t, local, maxMergeDepth+1, name, "middle")
 	want := treeDigest(t, local)
 	result, err := l.Importer().Dir(t.Context(), local, "deep", ImportOptions{})
 	if err != nil || result.Entries != int64(levels)+2 {
@@ -116,15 +124,15 @@ func TestF2TreeDeeperThanAnyPath(t *testing.T) {
 		t.Errorf("the host got another tree")
 	}
 	if long() {
-		reimportDeep(t, l, local, want)
+		reimportDeep(t, l, local, name, want)
 	}
 	wantNoScratch(t, l, filepath.Dir(dest), l.Ref().Workspace+"/deep")
 }
 
 // reimportDeep imports a deep tree over itself, and through a stream.
-func reimportDeep(t *testing.T, l *Lease, local, want string) {
+func reimportDeep(t *testing.T, l *Lease, local, name, want string) {
 	_, err := l.Importer().Dir(t.Context(), local, "deep", ImportOptions{})
-	if wantError(t, err, KindConflict); !strings.Contains(err.Error(), `/d/d"`) {
+	if wantError(t, err, KindConflict); !strings.Contains(err.Error(), "/"+name+`"`) {
 		t.Errorf("%v does not name the directory", err)
 	}
 	var stream bytes.Buffer

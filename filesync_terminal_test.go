@@ -273,17 +273,16 @@ func TestF2TerminalLostAndConnectedAgain(t *testing.T) {
 	noise(t, source, 1<<20)
 	writeFiles(t, host, map[string]string{"dest/earlier": "kept"})
 	before := tree(t, host)
-	for _, k := range []int64{0, 1, 512, 1 << 10, 300 << 10, 1 << 20} {
-		for _, action := range []emulator.Action{emulator.CloseSocket, emulator.ResetReply} {
-			r.server.SetFaults(emulator.Fault{Path: connectPath, Action: action, Bytes: k})
-			_, err := l.Exporter().Dir(t.Context(), "t", dest, ExportOptions{})
-			if e := wantError(t, err, KindUnavailable); !e.Retryable {
-				t.Errorf("%s after %d bytes: %v is not retryable", action, k, err)
-			}
-			r.wantHits(t)
-			if diff := cmp.Diff(before, tree(t, host)); diff != "" {
-				t.Errorf("%s after %d bytes: host mismatch (-before +after):\n%s", action, k, diff)
-			}
+	for i, k := range []int64{0, 1, 512, 1 << 10, 300 << 10, 1 << 20} {
+		action := []emulator.Action{emulator.CloseSocket, emulator.ResetReply}[i%2]
+		r.server.SetFaults(emulator.Fault{Path: connectPath, Action: action, Bytes: k})
+		_, err := l.Exporter().Dir(t.Context(), "t", dest, ExportOptions{})
+		if e := wantError(t, err, KindUnavailable); !e.Retryable {
+			t.Errorf("%s after %d bytes: %v is not retryable", action, k, err)
+		}
+		r.wantHits(t)
+		if diff := cmp.Diff(before, tree(t, host)); diff != "" {
+			t.Errorf("%s after %d bytes: host mismatch (-before +after):\n%s", action, k, diff)
 		}
 		r.server.SetFaults()
 		second := filepath.Join(host, "second")

@@ -4,12 +4,11 @@ import (
 	"errors"
 	"io/fs"
 	"os"
-	"strings"
 )
 
-// chain is a path of directories below a root, by which a tree is walked. Only the innermost of them are open, so that a
-// tree may be deeper than the process may hold files open, and its paths longer than the system takes. An outer one is
-// opened again when the walk comes back to it, and has to be the one that it was.
+// chain is a path of directories below a root, by which a tree is walked. Only the innermost of them are open, and some on
+// the way, so that a tree may be deeper than the process may hold files open, and its paths longer than the system takes.
+// When the walk comes back to another one it is opened again, and has to be the one that it was.
 type chain struct {
 	root  *os.Root // not the chain's to close
 	links []link
@@ -21,7 +20,7 @@ type link struct {
 	self fs.FileInfo // tells which directory it is
 }
 
-// openLinks is how many directories of a chain are open.
+// openLinks is how many directories at the end of a chain are open, and each how many-th before them.
 const openLinks = 64
 
 // errSwapped is the error of a directory that was another one when it was opened again.
@@ -29,37 +28,39 @@ var errSwapped = errors.New("another directory took its place")
 
 // top returns the innermost directory.
 func (c *chain) top() (*os.Root, error) {
-	n := len(c.links)
-	if n == 0 {
-		return c.root, nil
+	at, i := c.root, len(c.links)
+	for i > 0 && c.links[i-1].dir == nil {
+		i--
 	}
-	if dir := c.links[n-1].dir; dir != nil {
-		return dir, nil
+	if i > 0 {
+		at = c.links[i-1].dir
 	}
-	// All of them are closed: those that are open are always the last ones.
-	first := max(0, n-openLinks)
-	names := make([]string, first+1)
-	for i := range names {
-		names[i] = c.links[i].name
-	}
-	at, name := c.root, strings.Join(names, "/")
-	for i := first; i < n; i++ {
+	for ; i < len(c.links); i++ {
 		l := &c.links[i]
-		dir, err := at.OpenRoot(name + onlyDir)
+		dir, self, err := openDir(at, l.name)
 		if err != nil {
-			c.shut(first)
 			return nil, err
 		}
-		l.dir = dir
-		if self, err := dir.Lstat("."); err != nil || !same(l.self, self) {
-			c.shut(first)
+		if !same(l.self, self) {
+			dir.Close()
 			return nil, errSwapped
 		}
-		if at = dir; i+1 < n {
-			name = c.links[i+1].name
-		}
+		l.dir, at = dir, dir
 	}
 	return at, nil
+}
+
+func openDir(at *os.Root, name string) (*os.Root, fs.FileInfo, error) {
+	dir, err := at.OpenRoot(name + onlyDir)
+	if err != nil {
+		return nil, nil, err
+	}
+	self, err := dir.Lstat(".")
+	if err != nil {
+		dir.Close()
+		return nil, nil, err
+	}
+	return dir, self, nil
 }
 
 // push enters a directory of the innermost one.
@@ -68,17 +69,12 @@ func (c *chain) push(name string) error {
 	if err != nil {
 		return err
 	}
-	dir, err := at.OpenRoot(name + onlyDir)
+	dir, self, err := openDir(at, name)
 	if err != nil {
-		return err
-	}
-	self, err := dir.Lstat(".")
-	if err != nil {
-		dir.Close()
 		return err
 	}
 	c.links = append(c.links, link{name, dir, self})
-	if i := len(c.links) - 1 - openLinks; i >= 0 {
+	if i := len(c.links) - 1 - openLinks; i > 0 && i%openLinks != 0 {
 		c.links[i].close()
 	}
 	return nil
@@ -91,10 +87,8 @@ func (c *chain) pop() {
 }
 
 // close closes what is open. The path stays.
-func (c *chain) close() { c.shut(max(0, len(c.links)-openLinks)) }
-
-func (c *chain) shut(from int) {
-	for i := from; i < len(c.links); i++ {
+func (c *chain) close() {
+	for i := range c.links {
 		c.links[i].close()
 	}
 }
