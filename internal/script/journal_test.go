@@ -145,8 +145,19 @@ func TestE1WhoeverTakesTheDirectoryAwayProvesNothing(t *testing.T) {
 			id := fmt.Sprintf("%s-%s-%d", name, filepath.Base(j.argv[0]), os.Getpid()) // the mark of a refusal is in a place that all share
 			t.Cleanup(func() { _ = os.Remove(fmt.Sprintf("/dev/shm/.leasehold-%d-%s", os.Getuid(), id)) })
 			dir := filepath.Join(j.home, fmt.Sprintf(".leasehold-%d", os.Getuid()))
-			dispatch := journal(id).Start(start("d='" + dir + "'; mv $d $d.moved; " + take + "; echo >>$d.ran"))
+			if err := exec.Command("mkfifo", dir+".fifo").Run(); err != nil {
+				t.Fatal(err)
+			}
+			ran, err := os.OpenFile(dir+".fifo", os.O_RDWR, 0) // so that no writer waits for a reader
+			if err != nil {
+				t.Fatal(err)
+			}
+			dispatch := journal(id).Start(start("d='" + dir + "'; mv $d $d.moved; " + take + "; echo >>$d.ran; echo >$d.fifo"))
 			j.run(t, dispatch)
+			_, err = ran.Read(make([]byte, 1)) // the dispatch is answered once the directory has moved, which is too early
+			if closed := ran.Close(); err != nil || closed != nil {
+				t.Fatal(err, closed)
+			}
 			for kind, again := range map[string]script.Script{"copy": dispatch, "settle": journal(id).Settle(patient), "stop": journal(id).Stop(patient, script.Process{})} {
 				if got := j.run(t, again); got.State != script.StateNoneAgain {
 					t.Errorf("%s, %s: state %q, want %q", name, kind, got.State, script.StateNoneAgain)
