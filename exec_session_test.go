@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -56,7 +57,10 @@ func TestASessionWhoseShellDiedIsReplaced(t *testing.T) {
 	r, l := execRig(t, TransportSession)
 	pid := shellOf(t, l)
 	signalProcess(t, l, "KILL", pid)
-	eventually(t, "the shell is dead", func() bool { return processEnded(pid) })
+	eventually(t, "the shell was reaped", func() bool { // before that the emulator takes commands for it
+		_, err := os.Stat(filepath.Join("/proc", strconv.Itoa(pid)))
+		return errors.Is(err, fs.ErrNotExist)
+	})
 	c := newCounter(t)
 	mustRun(t, l, Command{Script: c.script()}, finished(3, "ran\n", ""))
 	c.want(t, 1)
