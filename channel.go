@@ -84,7 +84,7 @@ func (ch *Channel) ID() string { return ch.id }
 // something may be missing.
 func (ch *Channel) Read(p []byte) (int, error) { return ch.c.in.Read(p) }
 
-// Write gives the program input. It waits while the program has some 64 KiB that it has not taken. It fails with [ErrClosed]
+// Write gives the program input. It waits while some 200 KiB are held that the program has not taken. It fails with [ErrClosed]
 // after CloseWrite and Close, and once the program has ended or reads no more.
 func (ch *Channel) Write(p []byte) (int, error) { return ch.input.write(p) }
 

@@ -39,8 +39,9 @@ type endpointGrant struct {
 // endpointAttempts bounds how often the provider is asked for one endpoint.
 const endpointAttempts = 3
 
-// Endpoint asks the provider for the address of a port of the sandbox, 1 to 65535. Nothing need listen there yet. It takes
-// two requests, and proves that the sandbox is the lease's and runs; it does not start it.
+// Endpoint asks the provider for the address of a port of the sandbox, 1 to 65535. Nothing need listen there yet:
+// until something does, the provider's proxy answers in its place, on the embedded backend with 502. It takes two requests,
+// and proves that the sandbox is the lease's and runs; it does not start it.
 //
 // Errors name the step that failed, [PhaseLookup], [PhaseState], [PhasePreview] or [PhaseValidation], and the HTTP status.
 // Only a rate limit and a 5xx that provably came before any token was given out are tried again, three times in all.

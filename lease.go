@@ -127,7 +127,9 @@ func (r LeaseRef) clone() LeaseRef {
 }
 
 // Lease is the right to use one sandbox, until it is given back with [Provider.Release] or [Provider.Destroy]. Its
-// methods and the values they return are safe for concurrent use. Within one provider, each lease has one Lease.
+// methods and the values they return are safe for concurrent use. Within one provider, each lease has one Lease,
+// until it is given back: that Lease, and what was made of it, then fails with [ErrClosed] for good. Of a sandbox that was
+// stopped, [Provider.Resume] returns a new one.
 type Lease struct {
 	p      *provider
 	ref    LeaseRef

@@ -30,7 +30,7 @@ const LocalSnapshot = emulator.DefaultSnapshot
 // configuration and with [ErrIO] if the backend cannot use Dir or the port.
 //
 // Of the host's environment commands see what describes the machine, such as PATH, the locale and the proxies. HOME and
-// TMPDIR are the sandbox's own.
+// TMPDIR are the sandbox's own. Its ports are the host's: two sandboxes cannot listen on the same one.
 //
 // It is for development and tests, on Unix, and it is no security boundary: commands run as the current user, with the
 // user's rights, in the host's own file system. There it does not wrap them, see [Bwrap]: what they write anywhere stays.
