@@ -422,6 +422,7 @@ func TestHealthyCommandsTakeFewRequests(t *testing.T) {
 	r, l := execRig(t, TransportSession)
 	for range 3 {
 		mustRun(t, l, Command{Args: []string{"true"}}, finished(0, "", ""))
+		rested(t, l)
 	}
 	got := r.count()
 	// How many early status reads there are depends on how fast the machine is.
@@ -445,6 +446,16 @@ func TestHealthyCommandsTakeFewRequests(t *testing.T) {
 	if n := r.count()["DELETE /toolbox/*/process/session/*"]; n != 1 {
 		t.Errorf("%d sessions deleted on release, want 1", n)
 	}
+}
+
+// rested waits until a session is free for the next command. The looks that this takes are made in the background.
+func rested(t *testing.T, l *Lease) {
+	t.Helper()
+	eventually(t, "a session is free", func() bool {
+		l.sessions.mu.Lock()
+		defer l.sessions.mu.Unlock()
+		return len(l.sessions.idle) > 0
+	})
 }
 
 // age makes the lease's idle sessions old enough to be looked at.

@@ -301,6 +301,7 @@ func TestADaemonOfAProfileDoesNotHoldTheSession(t *testing.T) {
 	mustRun(t, l, Command{Profiles: ProfilesNone, Script: `echo 'sleep 20 &' >"$HOME/.profile"`}, finished(0, "", ""))
 	for range 4 {
 		mustRun(t, l, Command{Args: []string{"true"}}, finished(0, "", ""))
+		rested(t, l)
 	}
 	if n := r.count()["POST /toolbox/*/process/session"]; n != 1 {
 		t.Errorf("%d sessions, want 1", n)

@@ -624,7 +624,7 @@ func TestF3MemoryDoesNotGrowWithTheTransfer(t *testing.T) {
 	l := r.acquired(t)
 	host := t.TempDir()
 	size := int64(256 << 20)
-	if os.Getenv("LEASEHOLD_REQUIRE_ALL") == "1" {
+	if long() {
 		size = 1 << 30
 	}
 	big := filepath.Join(host, "big")
