@@ -48,6 +48,9 @@ const (
 	bwrapProbeTime = 10 * time.Second
 	// maxBinds is how many writable directories a wrapper binds. A command of a lease with more of them is not wrapped.
 	maxBinds = 256
+	// maxBindText is how long they may be together, as shell words. The wrapper's text has each twice, and is an argument:
+	// beyond script.MaxWord it, and with it the command, could not be started.
+	maxBindText = script.MaxWord / 4
 	// maxUser is the longest user name. Linux has 32 bytes, directories of users more.
 	maxUser = 256
 )
@@ -167,10 +170,14 @@ func (l *Lease) wrapper(ctx context.Context, cmd *Command) *script.Bwrap {
 }
 
 // planBwrap returns the wrapper of a lease's commands: the workspace is writable, and the directories of the list. It
-// returns nil if they are too many.
+// returns nil if they are too many, or their names too long.
 func planBwrap(probe Bwrap, workspace string, list writableList) *script.Bwrap {
 	dirs := outermost(workspace, list.dirs)
-	if len(dirs) > maxBinds {
+	size := 0
+	for _, dir := range dirs {
+		size += len(script.Quote(dir))
+	}
+	if len(dirs) > maxBinds || size > maxBindText {
 		return nil
 	}
 	return &script.Bwrap{

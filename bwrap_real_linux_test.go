@@ -608,7 +608,7 @@ func TestBwrapThatWorksNoMore(t *testing.T) {
 	if !asUser(t, "-test.run=^TestBwrapThatWorksNoMore$", "-test.v") {
 		return
 	}
-	for i, name := range []string{"sudo refuses", "sudo dies", "bwrap refuses", "su refuses", "sudo is gone"} {
+	for i, name := range []string{"sudo refuses", "sudo dies", "bwrap refuses", "su refuses", "sudo is gone", "su stays root"} {
 		t.Run(name, func(t *testing.T) {
 			eachTransport(t, func(t *testing.T, tr Transport) {
 				if i > 1 && (i%2 == 0) == (tr == TransportSession) {
@@ -623,6 +623,8 @@ func TestBwrapThatWorksNoMore(t *testing.T) {
 					fake(t, "bwrap", "echo no >&2; exit 1")
 				case "su refuses":
 					fake(t, "su", "echo no >&2; exit 126")
+				case "su stays root":
+					fake(t, "su", `shift 3; exec /bin/sh "$@"`)
 				case "sudo is gone":
 					t.Setenv("PATH", pathWithout(t, "sudo"))
 				case "sudo dies":

@@ -3,6 +3,7 @@ package leasehold
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path"
 	"path/filepath"
@@ -22,8 +23,9 @@ func TestBwrapPlan(t *testing.T) {
 	const ws, list = "/home/daytona/work", "/home/daytona/work/.leasehold/writable"
 	many := make([]string, maxBinds)
 	for i := range many {
-		many[i] = "/many/" + strings.Repeat("x", i+1)
+		many[i] = fmt.Sprint("/many/", i)
 	}
+	long := strings.Repeat("'", maxPath-2)
 	for name, tt := range map[string]struct {
 		probe Bwrap
 		list  writableList
@@ -37,6 +39,9 @@ func TestBwrapPlan(t *testing.T) {
 		"own /proc": {Bwrap{true, "daytona", BwrapSharedProc}, writableList{}, &script.Bwrap{User: "daytona", Writable: []string{ws}, SharedProc: true, List: list}},
 		"own /tmp":  {Bwrap{true, "daytona", BwrapSharedTmp}, writableList{}, &script.Bwrap{User: "daytona", Writable: []string{ws}, SharedTmp: true, List: list}},
 		"too many":  {ok, writableList{many, maxBinds}, nil},
+		"many":      {ok, writableList{many[1:], maxBinds}, &script.Bwrap{User: "daytona", Writable: append([]string{ws}, slices.Sorted(slices.Values(many[1:]))...), List: list, Lines: maxBinds}},
+		"too long":  {ok, writableList{[]string{"/" + long, "/a" + long, "/b" + long}, 3}, nil},
+		"long":      {ok, writableList{[]string{"/" + long}, 3}, &script.Bwrap{User: "daytona", Writable: []string{ws, "/" + long}, List: list, Lines: 3}},
 	} {
 		if diff := cmp.Diff(tt.want, planBwrap(tt.probe, ws, tt.list)); diff != "" {
 			t.Errorf("%s: planBwrap() mismatch (-want +got):\n%s", name, diff)

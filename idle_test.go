@@ -181,6 +181,45 @@ func TestI1ALeaseIsActiveUntilItsReceipt(t *testing.T) {
 	}
 }
 
+// TestI1AnotherHostStartsTheSandboxAgain: it was seen at rest, and what this host does in it then counts as at first.
+func TestI1AnotherHostStartsTheSandboxAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := idleRig(t, Config{Reuse: true}, emulator.Options{})
+		l := r.acquired(t)
+		use := func() error {
+			done, err := l.begin("use")
+			if err != nil {
+				return err
+			}
+			defer done()
+			_, err = l.toolbox(t.Context())
+			return err
+		}
+		if err := use(); err != nil {
+			t.Fatal(err)
+		}
+		r.server.Sandbox(l.ref.Sandbox).Force(emulator.StateStopped, "", false)
+		r.wantProof(t)
+		if err := use(); !errors.Is(err, ErrNotRunning) {
+			t.Errorf("using a sandbox that was seen at rest: %v, want ErrNotRunning", err)
+		}
+		if _, err := l.AttachTerminal(t.Context(), "one"); !errors.Is(err, ErrNotRunning) {
+			t.Errorf("AttachTerminal() = %v, want ErrNotRunning", err)
+		}
+		wantActive(t, r.Idle())
+		r.server.Sandbox(l.ref.Sandbox).Force(emulator.StateStarted, "", false)
+		r.server.ResetRequests()
+		for range 2 {
+			if err := use(); err != nil {
+				t.Fatal(err)
+			}
+			wantActive(t, r.Idle(), "allocation resolve?")
+		}
+		r.wantRequests(t, "GET /api/sandbox/*") // once
+		r.wantProof(t, "allocation resolve?")
+	})
+}
+
 // TestI1LostReplies: whatever reply is lost, the receipt's own reads settle it.
 func TestI1LostReplies(t *testing.T) {
 	for _, fault := range []emulator.Fault{

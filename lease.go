@@ -143,6 +143,7 @@ type Lease struct {
 	active  int              // activities under way
 	drained chan struct{}    // closed when active falls to zero; nil while nobody waits
 	box     *daytona.Toolbox // nil until the sandbox was resolved, and after it was found not running
+	boxOf   uint64           // about.Clears() when box was set
 	closers []func(context.Context)
 
 	open context.Context         // ends when the lease begins to be given back
@@ -286,12 +287,17 @@ func (l *Lease) toolbox(ctx context.Context) (*daytona.Toolbox, error) {
 	if sb.State != daytona.StateStarted {
 		return nil, &Error{Op: "resolve", Kind: KindNotRunning, Sandbox: l.ref.Sandbox, Dispatched: DispatchedNo, Message: "the sandbox is not started: resume the lease"}
 	}
-	l.p.allocated("resolve", l.ref.target())
 	box := l.client.Toolbox(sb)
-	l.mu.Lock()
-	l.box = box
-	l.mu.Unlock()
+	l.connected("resolve", box)
 	return box, nil
+}
+
+// connected keeps the connection to the sandbox, which runs, and counts that.
+func (l *Lease) connected(op string, box *daytona.Toolbox) {
+	l.p.allocated(op, l.ref.target())
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.box, l.boxOf = box, l.about.Clears()
 }
 
 // claim makes the durable record of the lease ours, before its first use here.
@@ -307,9 +313,14 @@ func (l *Lease) claim(ctx context.Context) error {
 	return l.p.ledger.resolve(open, "resolve", l.ref)
 }
 
+// resolved returns the connection, if it is of use. It is not once the sandbox was seen at rest: if it runs again, then
+// because somebody else has started it, and its use must count that.
 func (l *Lease) resolved() *daytona.Toolbox {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.boxOf != l.about.Clears() {
+		return nil
+	}
 	return l.box
 }
 

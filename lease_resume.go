@@ -92,9 +92,7 @@ func (p *provider) resume(work context.Context, op string, ref LeaseRef) (*Lease
 	}
 	l.bwrap.find(found)
 	l.bwrap.listChanged() // by another host, perhaps
-	l.mu.Lock()
-	l.box = box
-	l.mu.Unlock()
+	l.connected(op, box)
 	return l, nil
 }
 

@@ -442,6 +442,10 @@ func (c *console) leave() {
 	defer c.closing.Unlock()
 	c.stopReceiving()
 	c.foreign = true
+	if c.box == nil { // it was not even looked for
+		c.held.end()
+		return
+	}
 	c.held.leave(c.name)
 }
 

@@ -69,10 +69,11 @@ type scope struct{ tally }
 
 // Subject is what activities are of. There is one for each scope and name, for as long as anybody knows it.
 type Subject[S comparable, D any] struct {
-	t     *Tracker[S, D]
-	key   subjectKey[S]
-	scope *scope
-	tally tally
+	t      *Tracker[S, D]
+	key    subjectKey[S]
+	scope  *scope
+	tally  tally
+	clears atomic.Uint64
 }
 
 // Entry is something under way.
@@ -313,7 +314,7 @@ func (s *Subject[S, D]) Evidence(own *Entry[S, D], wide bool) Evidence[S, D] {
 	}
 	e.value = e.tally.Load()
 	var looking uint64
-	if own != nil && (own.subject == s || wide && own.subject.scope == s.scope) {
+	if own != nil && !own.ended.Load() && (own.subject == s || wide && own.subject.scope == s.scope) {
 		looking = 1
 	}
 	e.quiet = active(e.value) == looking
@@ -333,8 +334,12 @@ func (e Evidence[S, D]) Clear() bool {
 	}
 	// No change is counted: what ends here was dead before, and voids nobody else's evidence.
 	e.s.drop(everyMark)
+	e.s.clears.Add(1)
 	return true
 }
+
+// Clears returns how often the marks were cleared with evidence. What somebody knew of the subject before is out of date.
+func (s *Subject[S, D]) Clears() uint64 { return s.clears.Load() }
 
 // Item is something alive, or perhaps alive.
 type Item[S comparable, D any] struct {

@@ -131,6 +131,23 @@ func TestEvidence(t *testing.T) {
 	}
 }
 
+// TestEvidenceOfOneWhoIsGone: who looks on after its own end does not stand for somebody else.
+func TestEvidenceOfOneWhoIsGone(t *testing.T) {
+	a := New[string, int]()
+	s := a.Subject("s", "1")
+	s.Mark("command", "run", "x", 0)
+	own := s.Begin("call", "release")
+	own.End()
+	other := s.Begin("call", "run")
+	if e := s.Evidence(own, false); e.Quiet() || e.Clear() || s.Clears() != 0 {
+		t.Errorf("cleared %d times while another call is under way: %q", s.Clears(), names(a))
+	}
+	other.End()
+	if !s.Evidence(own, false).Clear() || !a.Idle() || s.Clears() != 1 {
+		t.Errorf("cleared %d times, want once: %q", s.Clears(), names(a))
+	}
+}
+
 func TestMoveLeavesNoGap(t *testing.T) {
 	a := New[string, int]()
 	from, to := a.Subject("s", "from"), a.Subject("s", "to")

@@ -108,8 +108,10 @@ if [ "$_leasehold_begun" ] || [ $_leasehold_status -ge 128 ]; then exit $_leaseh
 }
 
 // arrive takes the command's standard error back, says that the command has begun, and drops the environment that sudo, su
-// and PAM made. A redirection that fails ends the shell.
-var arrive = code(`exec 2>>"/proc/$_leasehold_launcher/fd/8"
+// and PAM made. A redirection that fails ends the shell. So does another user than the launcher's: that could only be root,
+// by a name that is not the launcher's user's, or by an su that stayed what it was.
+var arrive = code(`[ -O "/proc/$_leasehold_launcher" ] || exit
+exec 2>>"/proc/$_leasehold_launcher/fd/8"
 kill -USR1 $_leasehold_launcher || exit
 _leasehold_home=$HOME _leasehold_user=$USER _leasehold_logname=$LOGNAME
 set -f
