@@ -28,12 +28,12 @@ type ChannelOptions struct {
 // it writes, and Write gives it input. Neither is lost, added to or changed. Its methods are safe for concurrent use. It must
 // be closed, unless the lease is given back.
 //
-// Either side makes the other wait: at most some 200 KiB that was not read is held, and as much input that the program has
-// not taken.
+// Either side makes the other wait: at most some 400 KiB of output that was not read is held, and half as much input that
+// the program has not taken.
 type Channel struct {
-	id    string
-	c     *console
-	input *channelInput
+	id     string
+	c      *console
+	events *channelEvents
 }
 
 // OpenChannel starts a program with a channel to it, and returns once it has taken over. Ctx bounds the opening alone. The
@@ -67,7 +67,7 @@ func (l *Lease) OpenChannel(ctx context.Context, options ChannelOptions) (_ *Cha
 	if err := c.open(ctx, env, e); err != nil {
 		return nil, err
 	}
-	return &Channel{id: id, c: c, input: e.input}, nil
+	return &Channel{id: id, c: c, events: e}, nil
 }
 
 // CloseChannel ends the channel of this id, and its program, whoever opened it and whether or not anybody was told that it was.
@@ -86,11 +86,33 @@ func (ch *Channel) Read(p []byte) (int, error) { return ch.c.in.Read(p) }
 
 // Write gives the program input. It waits while some 200 KiB are held that the program has not taken. It fails with [ErrClosed]
 // after CloseWrite and Close, and once the program has ended or reads no more.
-func (ch *Channel) Write(p []byte) (int, error) { return ch.input.write(p) }
+func (ch *Channel) Write(p []byte) (int, error) { return ch.events.input.write(p) }
+
+// ReadFrom writes what r has until its end, in pieces as large as they can be, for [io.Copy]. What r returns is written at
+// once.
+func (ch *Channel) ReadFrom(r io.Reader) (int64, error) {
+	buf := make([]byte, inputWindow)
+	var sum int64
+	for {
+		n, err := r.Read(buf)
+		if n > 0 {
+			n, writeErr := ch.Write(buf[:n])
+			if sum += int64(n); writeErr != nil {
+				return sum, writeErr
+			}
+		}
+		if err == io.EOF {
+			return sum, nil
+		}
+		if err != nil {
+			return sum, err
+		}
+	}
+}
 
 // CloseWrite ends the program's input, once it has taken what was written. Nothing else does: a channel that breaks kills the
 // program.
-func (ch *Channel) CloseWrite() error { return ch.input.end() }
+func (ch *Channel) CloseWrite() error { return ch.events.input.end() }
 
 // Wait waits for the end of the program or of the connection, and says which it was. The error is nil with [ExitExited], and
 // else says why the exit is not known. What the program wrote can still be read. It can be called at any time, and again.

@@ -40,7 +40,7 @@ func BenchmarkChannel(b *testing.B) {
 					}
 					sent := make(chan error, 1)
 					go func() {
-						_, err := io.Copy(struct{ io.Writer }{end}, io.LimitReader(zeros{}, direction.in))
+						_, err := io.Copy(end, io.LimitReader(zeros{}, direction.in))
 						sent <- errors.Join(err, end.CloseWrite())
 					}()
 					n, err := io.Copy(io.Discard, end)

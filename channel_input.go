@@ -10,10 +10,10 @@ import (
 )
 
 const (
-	// inputWindow is how much input may be on its way. It must be more than the 64 KiB that the sandbox takes before it says
-	// so, and less than what fits into the four pipes there. A pipe of Linux has 16 pages, and two neighbouring ones hold
+	// inputWindow is how much input may be on its way. It must be more than the 128 KiB that the sandbox takes before it says
+	// so, and less than what fits into the eight pipes there. A pipe of Linux has 16 pages, and two neighbouring ones hold
 	// more than a page together, whatever the sizes of the writes; the first may be nearly read. So 28 KiB each is certain.
-	inputWindow = 4 * 28 << 10
+	inputWindow = 8 * 28 << 10
 	// killTime is how long the end of a program that was killed is waited for.
 	killTime = 500 * time.Millisecond
 )

@@ -12,11 +12,13 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/leasehold-go/leasehold/internal/emulator"
+	"github.com/leasehold-go/leasehold/internal/stream"
 )
 
 // allBytes returns n bytes, of every value, in no order.
@@ -255,12 +257,12 @@ func TestChannelCalls(t *testing.T) {
 			}
 			wrote <- n
 		}()
-		ch.input.mu.Lock()
-		for ch.input.waiting < inputWindow {
-			ch.input.mu.Unlock()
-			ch.input.mu.Lock()
+		ch.events.input.mu.Lock()
+		for ch.events.input.waiting < inputWindow {
+			ch.events.input.mu.Unlock()
+			ch.events.input.mu.Lock()
 		}
-		ch.input.mu.Unlock()
+		ch.events.input.mu.Unlock()
 		if err := ch.Close(); err != nil {
 			t.Errorf("Close() = %v", err)
 		}
@@ -294,22 +296,22 @@ func TestChannelThatIsNotRead(t *testing.T) {
 		Args:   shell(fmt.Sprintf("head -c %d /dev/zero >&2 & head -c %[1]d /dev/zero; wait", size)),
 		Stderr: writerFunc(func(p []byte) (int, error) { <-hold; return stderr.Write(p) }),
 	})
-	// Both rounds of standard output have come, and no third one will.
-	for {
-		ch.c.in.mu.Lock()
-		held := len(ch.c.in.data)
-		ch.c.in.mu.Unlock()
-		if held > 400<<10 {
-			t.Fatalf("%d bytes are held", held)
-		}
-		if held >= 300<<10 {
-			break
-		}
+	for both := false; !both; { // rounds of standard output have come, and no third one will
+		ch.events.mu.Lock()
+		both = len(ch.events.rounds[stream.Stdout]) == 2
+		ch.events.mu.Unlock()
 		select {
 		case <-ch.c.finished:
 			t.Fatal("the connection has ended")
 		default:
+			runtime.Gosched()
 		}
+	}
+	ch.c.in.mu.Lock()
+	held := len(ch.c.in.data)
+	ch.c.in.mu.Unlock()
+	if most := 2 * 6 * 32 << 10; held > most {
+		t.Errorf("%d bytes are held, want at most %d", held, most)
 	}
 	if exit, err := ch.Wait(closedContext(t)); !errors.Is(err, ErrCanceled) {
 		t.Errorf("Wait() = %+v, %v, want the context's end", exit, err)

@@ -30,6 +30,9 @@ listen() {
   kill -KILL 0
 }
 
+# Holds input: there is no other way to make a pipe larger.
+hold() { cat | cat | cat | cat | cat | cat | cat; }
+
 # Gives the command its input, and says how much it took. It begins with its own process.
 pump() {
   trap '' PIPE
@@ -37,7 +40,7 @@ pump() {
   read -r _said _ </proc/self/stat
   echo "$_said"
   exec 6>&1
-  while _said=$(LC_ALL=C dd bs=8192 count=8 2>&1 >&6); do
+  while _said=$(LC_ALL=C dd bs=32768 count=4 2>&1 >&6); do
     set -- ${_said##*out}
     [ "${1:-0}" -gt 0 ] || return
     say in "$1"
@@ -65,10 +68,10 @@ launch() {
 }
 
 # Standard output. The kernel hands a terminal's output on in pieces of 2 KiB, and the daemon drops a client for whom more
-# than 256 of them wait: so many may be in the rounds that were let go.
+# than 256 of them wait: two rounds of this, and one of standard error, are fewer.
 drain() {
   while read -r _ <&4; do
-    _said=$(LC_ALL=C dd bs=8192 count=24 2>&1 >&3)
+    _said=$(LC_ALL=C dd bs=32768 count=6 2>&1 >&3)
     set -- ${_said##*out}
     say out "${1:-0}"
     [ "${1:-0}" -gt 0 ] || return
@@ -84,9 +87,9 @@ report() {
 
 connect() {
   if [ "$_errors" ]; then
-    { { listen 7>&- | cat 7>&- | cat 7>&- | cat 7>&- | pump 7>&- | launch | drain 7>&-; } 7>&1 1>&3 | report; }
+    { { listen 7>&- | hold 7>&- | pump 7>&- | launch | drain 7>&-; } 7>&1 1>&3 | report; }
   else
-    { listen | cat | cat | cat | pump | launch | drain; } 7>/dev/null
+    { listen | hold | pump | launch | drain; } 7>/dev/null
   fi
 }
 

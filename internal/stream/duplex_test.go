@@ -28,8 +28,11 @@ type duplexLog struct {
 type duplexTaker struct{ *duplexLog }
 
 func (t duplexTaker) Data(s Stream, p []byte) { t.duplexLog.Data[s] += string(p) }
-func (t duplexTaker) Round(s Stream)          { t.Rounds[s]++ }
-func (t duplexTaker) Ended(s Stream)          { t.Ends = append(t.Ends, s) }
+func (t duplexTaker) Round(s Stream, _ int64) error {
+	t.Rounds[s]++
+	return nil
+}
+func (t duplexTaker) Ended(s Stream) { t.Ends = append(t.Ends, s) }
 func (t duplexTaker) Said(word, arg string) error {
 	t.Lines = append(t.Lines, word+" "+arg)
 	return nil
