@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -57,15 +56,16 @@ func TestASessionWhoseShellDiedIsReplaced(t *testing.T) {
 	r, l := execRig(t, TransportSession)
 	pid := shellOf(t, l)
 	signalProcess(t, l, "KILL", pid)
-	eventually(t, "the shell was reaped", func() bool { // before that the emulator takes commands for it
-		_, err := os.Stat(filepath.Join("/proc", strconv.Itoa(pid)))
-		return errors.Is(err, fs.ErrNotExist)
+	eventually(t, "the session takes no command", func() bool { // the emulator knows of the end a moment later
+		_, err := l.resolved().StartCommand(t.Context(), sessionIDs(l)[0], "true")
+		return err != nil
 	})
+	r.server.ResetRequests()
 	c := newCounter(t)
 	mustRun(t, l, Command{Script: c.script()}, finished(3, "ran\n", ""))
 	c.want(t, 1)
-	if got := r.count(); got["POST /toolbox/*/process/session"] != 2 || got["POST "+execPath] != 3 {
-		t.Errorf("requests: %v; want two sessions and three dispatches", got)
+	if got := r.count(); got["POST /toolbox/*/process/session"] != 1 || got["POST "+execPath] != 2 {
+		t.Errorf("requests: %v; want another session and two dispatches", got)
 	}
 	eventually(t, "the dead session is deleted", func() bool { return len(sessionIDs(l)) == 1 })
 }
