@@ -156,10 +156,11 @@ func stageAbandoned(parent *os.Root, name string) bool {
 
 // publishDir puts the prepared directory in the destination's place, and removes what was there.
 // It returns the path of earlier content that would not go away.
-func (s *stage) publishDir(mode fs.FileMode) (leftover string, err error) {
+func (s *stage) publishDir(asked fs.FileMode) (leftover string, err error) {
 	if err := s.check(true); err != nil {
 		return "", err
 	}
+	mode := asked
 	if mode == 0 {
 		mode = 0o755
 		if s.before != nil {
@@ -170,7 +171,10 @@ func (s *stage) publishDir(mode fs.FileMode) (leftover string, err error) {
 		return "", fail(ErrDest, s.path, "", err)
 	}
 	if s.before == nil {
-		if err := s.parent.Rename(s.name, s.base); err != nil {
+		switch err := s.parent.Rename(s.name, s.base); {
+		case errors.Is(err, fs.ErrExist): // another has published there since
+			return s.publishDir(asked)
+		case err != nil:
 			return "", fail(ErrDest, s.path, "", err)
 		}
 		s.name = ""
