@@ -161,7 +161,7 @@ func (m *model) creation(w http.ResponseWriter, q *http.Request, next http.Handl
 
 var (
 	modelSandbox   = regexp.MustCompile(`"sandbox":"([^"]*)"`)
-	modelWorkspace = regexp.MustCompile(`f='?([^'\n]+)/\.leasehold/lease\.json`)
+	modelWorkspace = regexp.MustCompile(`ws='?([^'\n]+)'?\nf=`)
 )
 
 // toolbox answers the scripts of set-up and verification. Each sandbox has a workspace of its own path.
