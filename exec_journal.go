@@ -48,6 +48,8 @@ type journalRun struct {
 	followed  bool         // it took more than the dispatch
 	stopFrame *script.Frame
 	stopFrom  [2]int64 // the offsets that stopFrame begins at
+
+	first func() error // takes in what the reply to the dispatch held; nil if there is nothing
 }
 
 func newJournalRun(x *execution) *journalRun {
@@ -108,7 +110,9 @@ func (r *journalRun) dispatch(life context.Context) error {
 		return &Error{Op: r.op, Kind: KindProtocol, Message: "the reply to the command's dispatch makes no sense"}
 	}
 	r.begin()
-	return own(r.take(life, frame, start.Wait))
+	// Taken by observe: a host may begin to read the output only once it knows that the command was dispatched.
+	r.first = func() error { return own(r.take(life, frame, start.Wait)) }
+	return nil
 }
 
 // begin notes that the dispatch is known to have arrived.
@@ -208,6 +212,11 @@ func (r *journalRun) ask(ctx context.Context, s script.Script, wait script.Wait)
 // asking changes nothing, and starts from the offsets reached. A command whose journal was removed under it is an error:
 // it is not to go on unseen.
 func (r *journalRun) observe(life, ctx context.Context) error {
+	if r.first != nil {
+		if err := r.first(); err != nil {
+			return err
+		}
+	}
 	if r.feeding {
 		feedCtx, cancel := context.WithCancel(life)
 		var feeding sync.WaitGroup
