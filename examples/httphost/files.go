@@ -25,18 +25,24 @@ type transferView struct {
 	Skipped []leasehold.SkippedEntry `json:"skipped,omitempty"`
 }
 
-// upload unpacks the archive in the body into a directory. It is merged with what is there, or, if anything is wrong with
-// it, nothing of it is.
-func (s *service) upload(w http.ResponseWriter, r *http.Request, t *tenant) error {
+// transfer returns what an archive goes into or comes out of: the lease of the path, and the directory of the query.
+func (s *service) transfer(r *http.Request, t *tenant) (*leasehold.Lease, string, error) {
 	l, err := s.leases.of(t, r.PathValue("lease"))
 	if err != nil {
-		return err
+		return nil, "", err
 	}
 	dir, err := directory(r)
 	if err != nil {
-		return err
+		return nil, "", err
 	}
 	bound, err := l.use(s.provider)
+	return bound, dir, err
+}
+
+// upload unpacks the archive in the body into a directory. It is merged with what is there, or, if anything is wrong with
+// it, nothing of it is.
+func (s *service) upload(w http.ResponseWriter, r *http.Request, t *tenant) error {
+	bound, dir, err := s.transfer(r, t)
 	if err != nil {
 		return err
 	}
@@ -49,22 +55,14 @@ func (s *service) upload(w http.ResponseWriter, r *http.Request, t *tenant) erro
 
 // download answers with a directory as an archive. One that is cut short is no whole archive, and no whole answer.
 func (s *service) download(w http.ResponseWriter, r *http.Request, t *tenant) error {
-	l, err := s.leases.of(t, r.PathValue("lease"))
-	if err != nil {
-		return err
-	}
-	dir, err := directory(r)
-	if err != nil {
-		return err
-	}
-	bound, err := l.use(s.provider)
+	bound, dir, err := s.transfer(r, t)
 	if err != nil {
 		return err
 	}
 	archive := &archiveWriter{timedWriter: timedResponse(w)}
 	_, err = bound.Exporter().Tar(r.Context(), dir, archive, leasehold.ExportOptions{MaxBytes: s.limits.download})
 	if err != nil && archive.begun {
-		s.log.Warn("a download was cut short", "lease", l.id(), "err", err)
+		s.log.Warn("a download was cut short", "lease", r.PathValue("lease"), "err", err)
 		panic(http.ErrAbortHandler) // all that is left to say so
 	}
 	return err

@@ -164,7 +164,7 @@ func (s *server) call(ctx context.Context, serve method, m message) (result any,
 	case serve != nil:
 		return serve(ctx, m.Params)
 	case s.unavailable[m.Method]:
-		return nil, &rpcError{Code: codeNotImplemented, Message: m.Method + " is not implemented by this worker"}
+		return nil, &rpcError{Code: codeNotImplemented, Message: m.Method + " is not among what this worker does"}
 	}
 	return nil, &rpcError{Code: codeMethodNotFound, Message: "unknown method: " + m.Method}
 }

@@ -44,7 +44,7 @@ func TestAnswers(t *testing.T) {
 		"big ids":                 {`{"jsonrpc":"2.0","id":9007199254740993,"method":"void"}`, `{"jsonrpc":"2.0","id":9007199254740993,"result":null}`},
 		"separators":              {"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"echo\",\"params\":\"\u2028\"}", `{"jsonrpc":"2.0","id":1,"result":"\u2028"}`},
 		"an unknown method":       {`{"jsonrpc":"2.0","id":1,"method":"nope"}`, `{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"unknown method: nope"}}`},
-		"a method it lacks":       {`{"jsonrpc":"2.0","id":1,"method":"known"}`, `{"jsonrpc":"2.0","id":1,"error":{"code":-32004,"message":"known is not implemented by this worker"}}`},
+		"a method it lacks":       {`{"jsonrpc":"2.0","id":1,"method":"known"}`, `{"jsonrpc":"2.0","id":1,"error":{"code":-32004,"message":"known is not among what this worker does"}}`},
 		"another's error text":    {`{"jsonrpc":"2.0","id":1,"method":"fail"}`, `{"jsonrpc":"2.0","id":1,"error":{"code":-32002,"message":"the call failed inside the worker"}}`},
 		"a panic":                 {`{"jsonrpc":"2.0","id":1,"method":"panic"}`, `{"jsonrpc":"2.0","id":1,"error":{"code":-32002,"message":"panic failed inside the worker"}}`},
 		"no JSON":                 {`{"jsonrpc":`, `{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"the line is not JSON"}}`},
