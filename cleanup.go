@@ -2,7 +2,6 @@ package leasehold
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 )
 
@@ -25,14 +24,7 @@ type CleanupEnvelope struct {
 // ParseCleanupEnvelope decodes a stored envelope. One bad value voids it: then it fails with [ErrInvalid]. Unknown
 // fields are ignored.
 func ParseCleanupEnvelope(data []byte) (CleanupEnvelope, error) {
-	var e CleanupEnvelope
-	if err := json.Unmarshal(data, &e); err != nil {
-		return CleanupEnvelope{}, problems{{Field: "CleanupEnvelope", Problem: "is not valid JSON of this form"}}.err("parse envelope")
-	}
-	if err := e.check("parse envelope"); err != nil {
-		return CleanupEnvelope{}, err
-	}
-	return e, nil
+	return parse[CleanupEnvelope]("parse envelope", "CleanupEnvelope", data)
 }
 
 func (e CleanupEnvelope) check(op string) error {

@@ -2,8 +2,8 @@ package leasehold
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"regexp"
@@ -178,6 +178,11 @@ func (p *Process) Kill(ctx context.Context) error {
 // stopped. Result.StdinSize says how far it got.
 func (p *Process) Detach() { p.x.abort(errDetached) }
 
+// Format writes where the command runs, and nothing of what it was given.
+func (p *Process) Format(s fmt.State, _ rune) {
+	fmt.Fprintf(s, "command of sandbox %s", p.x.l.ref.Sandbox)
+}
+
 // Ref returns what [Executor.Attach] needs, in another process too.
 func (p *Process) Ref() CommandRef {
 	ref := CommandRef{Version: commandRefVersion, Sandbox: p.x.l.ref.Sandbox, Attempt: p.x.l.ref.Attempt}
@@ -207,11 +212,7 @@ type CommandRef struct {
 // ParseCommandRef decodes a stored reference and validates every field. Unknown fields are ignored. It fails with
 // [ErrInvalid].
 func ParseCommandRef(data []byte) (CommandRef, error) {
-	var ref CommandRef
-	if err := json.Unmarshal(data, &ref); err != nil {
-		return CommandRef{}, problems{{Field: "CommandRef", Problem: "is not its JSON form"}}.err("parse command")
-	}
-	return ref, ref.check("parse command")
+	return parse[CommandRef]("parse command", "CommandRef", data)
 }
 
 // The forms of what this package puts into references. A journal's id is the name of files.

@@ -217,23 +217,6 @@ func TestAttachIsForCommandsOfTheLease(t *testing.T) {
 	}
 }
 
-func FuzzParseCommandRef(f *testing.F) {
-	f.Add([]byte(`{"version":1,"sandbox":"s","attempt":"a","transport":"journal","id":"x"}`))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		ref, err := ParseCommandRef(data)
-		if err != nil {
-			return
-		}
-		again, err := json.Marshal(ref)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if parsed, err := ParseCommandRef(again); err != nil || !cmp.Equal(ref, parsed) {
-			t.Errorf("%s: %+v, %v", data, parsed, err)
-		}
-	})
-}
-
 func TestGitOnTheNetworkHasATimeout(t *testing.T) {
 	for args, want := range map[string]bool{
 		"git push": true, "git -C /x -c a=b fetch --all": true, "/usr/bin/git clone u": true, "git ls-remote": true, "git --no-pager pull": true,

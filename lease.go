@@ -58,11 +58,7 @@ type LeaseRef struct {
 // ParseLeaseRef decodes a stored reference and validates every field. Unknown fields are ignored. It fails with
 // [ErrInvalid].
 func ParseLeaseRef(data []byte) (LeaseRef, error) {
-	var ref LeaseRef
-	if err := json.Unmarshal(data, &ref); err != nil {
-		return LeaseRef{}, problems{{Field: "LeaseRef", Problem: "is not its JSON form"}}.err("parse lease")
-	}
-	return ref, ref.check("parse lease")
+	return parse[LeaseRef]("parse lease", "LeaseRef", data)
 }
 
 func (r LeaseRef) check(op string) error {

@@ -70,7 +70,7 @@ func answersTable() []answers {
 		return err
 	}
 	key := func(k emulator.Key) func(*testing.T, *world, LeaseRef) {
-		return func(_ *testing.T, w *world, _ LeaseRef) { w.server.SetKey(w.cfg.APIKey, k) }
+		return func(_ *testing.T, w *world, _ LeaseRef) { w.server.SetKey(w.server.APIKey(), k) }
 	}
 	pending := emulator.Fault{Action: emulator.StatusBefore, Status: 409, Body: structured(409, "Sandbox state change in progress")}
 	unstoppable := emulator.Fault{Action: emulator.StatusBefore, Status: 400, Body: structured(400, "Sandbox is not in a stoppable state")}
@@ -136,7 +136,7 @@ func answersTable() []answers {
 		{"account changed: the key was revoked", key(emulator.Key{}), auth, auth, auth, auth, auth, false},
 		{"account changed: the key's user left it", key(emulator.Key{Organization: "home", Masked: true}), auth, auth, auth, auth, auth, false},
 		{"account changed: the key is of another one", whoever(func(ctx context.Context, w *world, _ LeaseRef) error {
-			w.server.SetKey(w.cfg.APIKey, emulator.Key{Organization: "elsewhere"})
+			w.server.SetKey(w.server.APIKey(), emulator.Key{Organization: "elsewhere"})
 			content := w.content
 			_, err := w.Acquire(ctx, request()) // by which that one can be attested
 			w.content = content
@@ -195,7 +195,7 @@ func answerCell(t *testing.T, row answers, op operation, want string) {
 		return
 	}
 	w.server.SetFaults()
-	w.server.SetKey(w.cfg.APIKey, emulator.Key{Organization: w.server.Organization()})
+	w.server.SetKey(w.server.APIKey(), emulator.Key{Organization: w.server.Organization()})
 	again := op.run(t.Context(), w.rig, ref, envelope)
 	if again.err != nil && !(strings.HasPrefix(op.name, "resume") && w.server.Sandbox(ref.Sandbox).State() == "destroyed") {
 		t.Errorf("%s, repeated when all is well: %v", op.name, again.err)

@@ -193,7 +193,7 @@ func TestAcquireRefused(t *testing.T) {
 				t.Errorf("error = %+v, want phase create, no envelope and a budget", e)
 			}
 			r.wantSandboxes(t, 0)
-			for _, secret := range []string{r.cfg.APIKey, "disk of runner", "no such base", "Did you add it"} {
+			for _, secret := range []string{r.server.APIKey(), "disk of runner", "no such base", "Did you add it"} {
 				if strings.Contains(fmt.Sprintf("%+v", err), secret) {
 					t.Errorf("S1: error has %q: %+v", secret, err)
 				}

@@ -498,7 +498,7 @@ func checkMatrixError(t *testing.T, cell string, w *world, err error) *Error {
 		return &Error{}
 	}
 	for _, text := range []string{err.Error(), fmt.Sprintf("%+v", *e), fmt.Sprint(errors.Unwrap(err))} {
-		for _, secret := range []string{w.cfg.APIKey, secretWords, "hibernating", "<html>"} {
+		for _, secret := range []string{w.server.APIKey(), secretWords, "hibernating", "<html>"} {
 			if strings.Contains(text, secret) {
 				t.Errorf("%s: S1: %q in %s", cell, secret, text)
 			}

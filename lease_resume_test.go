@@ -164,7 +164,7 @@ func TestL5Resume(t *testing.T) {
 				if after := workspaceFiles(t, ref); after != changed {
 					t.Errorf("something was written before the sentinel matched: %s became %s", changed, after)
 				}
-				if strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), r.cfg.APIKey) {
+				if strings.Contains(err.Error(), "secret") || strings.Contains(err.Error(), r.server.APIKey()) {
 					t.Errorf("S1: %v", err)
 				}
 			}

@@ -139,6 +139,7 @@ func newProvider(config Config) (*provider, error) {
 		p.cfg.Store = promptStore{cfg.Store}
 	}
 	p.account = newAccount(cfg.APIURL, cfg.APIKey)
+	p.cfg.APIKey = "" // the client has it, where no print of a value that holds a provider reaches
 	p.everything = p.idle.Subject(tenancy{}, "")
 	p.ledger = newLedger(&p.cfg, p.everything)
 	p.work, p.cancel = context.WithCancel(context.Background())

@@ -3,7 +3,6 @@ package leasehold
 import (
 	"context"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"io"
 	"net/http"
@@ -51,11 +50,7 @@ type SnapshotRef struct {
 // ParseSnapshotRef decodes a stored reference and validates every field. Unknown fields are ignored. It fails with
 // [ErrInvalid].
 func ParseSnapshotRef(data []byte) (SnapshotRef, error) {
-	var ref SnapshotRef
-	if err := json.Unmarshal(data, &ref); err != nil {
-		return SnapshotRef{}, problems{{Field: "SnapshotRef", Problem: "is not its JSON form"}}.err("parse snapshot")
-	}
-	return ref, ref.check("parse snapshot")
+	return parse[SnapshotRef]("parse snapshot", "SnapshotRef", data)
 }
 
 // snapshotNameForm is what [Snapshots.Plan] makes of a label: the label, a hyphen, and 16 hexadecimal digits.

@@ -125,14 +125,7 @@ type Record struct {
 // ParseRecord decodes a stored record. One bad value voids it: then it fails with [ErrInvalid]. Unknown fields are
 // ignored.
 func ParseRecord(data []byte) (Record, error) {
-	var r Record
-	if err := json.Unmarshal(data, &r); err != nil {
-		return Record{}, problems{{Field: "Record", Problem: "is not its JSON form"}}.err("parse record")
-	}
-	if err := r.check("parse record"); err != nil {
-		return Record{}, err
-	}
-	return r, nil
+	return parse[Record]("parse record", "Record", data)
 }
 
 // Encode returns the record's JSON form. It fails with [ErrInvalid] for one that [ParseRecord] would refuse.

@@ -156,3 +156,54 @@ func TestOutputLog(t *testing.T) {
 		t.Errorf("mode = %v, %v, want 0600", info.Mode(), err)
 	}
 }
+
+// FuzzOutputLog: whatever is on the disk, and whatever a client says that it has, it gets what the whole frames hold behind
+// that, and what is added afterwards.
+func FuzzOutputLog(f *testing.F) {
+	f.Add([]byte{streamOut, 0, 0, 0, 2, 'a', 'b', streamErr, 0, 0, 0, 1, 'c', streamOut, 0, 0, 0, 9, 'x'}, "1-1")
+	f.Add([]byte{streamErr, 0, 1, 0, 0}, "18446744073709551615-0")
+	f.Add([]byte{7, 0, 0, 0, 0}, "0-0-end")
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, stored []byte, id string) {
+		from, err := parseEventID(id)
+		if err != nil {
+			from = leasehold.Offsets{}
+		}
+		if again, err := parseEventID(eventID(from)); err != nil || again != from || from.Stdout < 0 || from.Stderr < 0 {
+			t.Fatalf("the id %q is %+v, and %q is %+v, %v", id, from, eventID(from), again, err)
+		}
+		path := filepath.Join(dir, "output")
+		if err := os.WriteFile(path, stored, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l, err := openLog(path, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = l.file.Close() }()
+		if err := l.append(streamErr, []byte("added")); err != nil && l.bytes.Stdout+l.bytes.Stderr <= 1<<19 {
+			t.Fatal(err)
+		}
+		all := func(from leasehold.Offsets) (got [3]string) {
+			reader := logReader{file: l.file, from: from}
+			for {
+				f, err := reader.next(l.size)
+				if err == io.EOF {
+					return got
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				got[f.stream] += string(f.data)
+			}
+		}
+		whole := all(leasehold.Offsets{})
+		if len(whole[streamOut])+len(whole[streamErr]) > len(stored)+len("added") || int64(len(whole[streamOut])) != l.bytes.Stdout || int64(len(whole[streamErr])) != l.bytes.Stderr {
+			t.Errorf("of %q came %q, and the log counts %+v", stored, whole, l.bytes)
+		}
+		want := [3]string{streamOut: whole[streamOut][min(from.Stdout, l.bytes.Stdout):], streamErr: whole[streamErr][min(from.Stderr, l.bytes.Stderr):]}
+		if got := all(from); got != want {
+			t.Errorf("from %+v: got %q, want %q", from, got, want)
+		}
+	})
+}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"io"
 	"strings"
@@ -92,10 +93,13 @@ func TestWrittenLinesSurviveAJavaScriptReader(t *testing.T) {
 	}
 }
 
-// FuzzLines: whatever the bytes and however they arrive, the lines are those between the newlines.
+// FuzzLines: whatever the bytes and however they arrive, the lines are those between the newlines, and each is answered once at
+// most, under the id that it came with.
 func FuzzLines(f *testing.F) {
 	f.Add([]byte("a\r\n\n{\"x\":\"\u2028\"}\nrest"), uint16(3))
 	f.Add([]byte("\r\n\r\r\n"), uint16(1))
+	f.Add([]byte(`{"jsonrpc":"2.0","id":5,"method":"echo","params":{"a":"\u2028"}}`+"\n"+`{"jsonrpc":"2.0","id":"5","method":"wait"}`+"\n[]\n{}\n"+`{"jsonrpc":"2.0","id":5,"method":"panic"}`+"\n"), uint16(500))
+	f.Add([]byte(`{"jsonrpc":"2.0","id":-1e2,"method":"nope"}`+"\n"+`{"jsonrpc":"2.0","id":1,"method":"shutdown"}`+"\n"), uint16(500))
 	f.Fuzz(func(t *testing.T, in []byte, limit uint16) {
 		max := int(limit) + 1
 		var want []string
@@ -112,5 +116,37 @@ func FuzzLines(f *testing.F) {
 		if strings.Join(got, "\n") != strings.Join(want, "\n") || len(got) != len(want) {
 			t.Errorf("got %q, want %q", got, want)
 		}
+
+		unanswered := map[string]int{"null": len(want)}
+		for _, line := range want {
+			var request message
+			if json.Unmarshal([]byte(line), &request) == nil {
+				unanswered[idOf(request)]++
+			}
+		}
+		answers := exchange(t, iotest.HalfReader(bytes.NewReader(in)))
+		for _, line := range answers {
+			var answer message
+			if err := json.Unmarshal([]byte(line), &answer); err != nil || answer.JSONRPC != "2.0" || (answer.Error == nil) == (answer.Result == nil) || strings.Contains(line, "key=secret") {
+				t.Errorf("%q was answered with %q, %v", in, line, err)
+			}
+			if id := idOf(answer); unanswered[id] == 0 {
+				t.Errorf("%q was answered with %q: nobody waits for it", in, line)
+			} else {
+				unanswered[id]--
+			}
+		}
+		if len(answers) > bytes.Count(in, []byte("\n")) {
+			t.Errorf("%d lines have %d answers", bytes.Count(in, []byte("\n")), len(answers))
+		}
 	})
+}
+
+// idOf is the id of a message, however it is written.
+func idOf(m message) string {
+	var text string
+	if bytes.HasPrefix(m.ID, []byte{'"'}) && json.Unmarshal(m.ID, &text) == nil {
+		return `"` + text
+	}
+	return string(m.ID)
 }

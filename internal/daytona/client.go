@@ -58,6 +58,7 @@ func New(config Config) (*Client, error) {
 		carrier = c.own
 	}
 	c.bare = carrier
+	c.config.APIKey = "" // the transport has it, where no print of a value that holds a client reaches
 	c.http = &http.Client{Transport: &transport{base: carrier, apiKey: config.APIKey, track: config.Track}, CheckRedirect: sameOrigin}
 
 	cfg := api.NewConfiguration()

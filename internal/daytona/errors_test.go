@@ -2,7 +2,6 @@ package daytona
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
@@ -223,27 +222,4 @@ func TestContextEndIsTheCause(t *testing.T) {
 			}
 		})
 	}
-}
-
-func FuzzParseReply(f *testing.F) {
-	for _, op := range []string{OpGet, OpStat, OpResizePTY, OpUpload} {
-		f.Add(op, 404, []byte(apiNotFound))
-		f.Add(op, 404, []byte(daemonNotFound))
-		f.Add(op, 404, []byte(`{"error":"x"}`))
-		f.Add(op, 400, []byte(`{"errors":["a","b"],"files":null}`))
-	}
-	f.Fuzz(func(t *testing.T, op string, status int, body []byte) {
-		r := parseReply(op, status, body)
-		if len(r.message) > maxMessage+2 || len(r.code) > 130 {
-			t.Errorf("kept %d and %d bytes", len(r.message), len(r.code))
-		}
-		if r.structured && !json.Valid(body) {
-			t.Errorf("structured, and no JSON: %q", body)
-		}
-		e := &Error{Op: op, Reason: ReasonStatus, Status: status, Structured: r.structured, Code: r.code, Message: r.message}
-		if e.NotFound() && (status != 404 || !r.structured) {
-			t.Errorf("NotFound for %d %q", status, body)
-		}
-		class(e)
-	})
 }

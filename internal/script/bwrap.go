@@ -143,17 +143,6 @@ fi
 // takeOver becomes the shell for the text.
 var takeOver = code(`set -- "$_leasehold_record" "$_leasehold_shell"
 unset _leasehold_record _leasehold_shell
-if [ "${` + carrier + `+x}" ]; then exec ${_leasehold_setsid-} "$2" -c '_leasehold_text=$` + carrier + `; unset ` + carrier + `; eval "$_leasehold_text"' sh "$1"; fi
+if [ "${` + carrier + `+x}" ]; then exec ${_leasehold_setsid-} "$2" -c ` + carried + ` sh "$1"; fi
 exec ${_leasehold_setsid-} "$2" -c ` + sourced + ` sh "$1"
 `)
-
-// carry exports the value of a variable as the text for a launcher.
-func carry(name string) string { return carrier + "=$" + name + "; export " + carrier + "; " }
-
-// maxText is the longest text of a command's shell that travels as an argument or, to a launcher, as a variable.
-func (l Login) maxText() int {
-	if l.Bwrap != nil {
-		return MaxWord - len(carrier) - 1
-	}
-	return MaxWord
-}

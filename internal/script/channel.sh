@@ -56,9 +56,9 @@ launch() {
   read -r _pump
   if [ "$_pump" ] && (: <"/proc/$_pump/fd/1"); then
     exec </dev/null
-    ( exec $_setsid /bin/sh -c "$_command" <"/proc/$_pump/fd/1" 2>&7 7>&- )
+    ( _leasehold=$_command; export _leasehold; exec $_setsid /bin/sh -c "$_carried" <"/proc/$_pump/fd/1" 2>&7 7>&- )
   else
-    ( exec $_setsid /bin/sh -c "$_command" 2>&7 7>&- )
+    ( _leasehold=$_command; export _leasehold; exec $_setsid /bin/sh -c "$_carried" 2>&7 7>&- )
   fi
   _code=$?
   trap '' PIPE

@@ -110,7 +110,7 @@ func (j Journal) Start(s Start) Script {
 		login.file = `"$_leasehold_record.s"`
 	}
 	text := login.Text()
-	if len(text) > login.maxText() {
+	if len(text) > maxText {
 		b.WriteString(" && " + emit(text) + ` >"$_record.c"`)
 	}
 	b.WriteString("; } || " + full)
@@ -137,21 +137,17 @@ func launch(login Login, text, stdin string) string {
 		b.WriteString("_leasehold_record=$_record\n" + process + login.inline() + streams + "else\n")
 	}
 	b.WriteString(login.shell("_shell") + "\n")
-	shell := `"$_shell" -c "$_text" sh "$_record"`
-	if len(text) <= login.maxText() {
+	shell, carrying := `"$_shell" -c `+carried+` sh "$_record"`, carry("_text")+"\n"
+	if len(text) <= maxText {
 		b.WriteString("_text=" + quoteText(text) + "\n")
 	} else {
-		shell = `"$_shell" -c ` + sourced + ` sh "$_record"`
+		shell, carrying = `"$_shell" -c `+sourced+` sh "$_record"`, ""
 	}
-	carried := ""
 	if login.Bwrap != nil {
 		b.WriteString("_around=" + Quote(login.Bwrap.launcher(recordProcess, "exec 9>>\"$_leasehold_record\"\necho wrapped >&9 || exit", "echo stale >&9")) + "\n")
 		shell = `/bin/sh -c "$_around" sh "$_record" "$_shell"`
-		if len(text) <= login.maxText() {
-			carried = carry("_text") + "\n"
-		}
 	}
-	b.WriteString(process + carried + `if [ ! "$_setsid" ] || command -v setsid >/dev/null; then exec $_setsid ` + shell + "; fi\n")
+	b.WriteString(process + carrying + `if [ ! "$_setsid" ] || command -v setsid >/dev/null; then exec $_setsid ` + shell + "; fi\n")
 	b.WriteString(`exec "$_shell" -c ` + Quote(ownJob) + " " + shell + "\n" + streams)
 	if inline {
 		b.WriteString("fi\n")

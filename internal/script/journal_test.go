@@ -12,6 +12,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -415,12 +416,34 @@ func TestJournalsAreRemovedAndSwept(t *testing.T) {
 	})
 }
 
+// FuzzReadFrame: of a reply that a sandbox made up nothing is taken for output that is not in it, and what a journal's script
+// prints comes back as it was, up to what JSON cannot carry.
 func FuzzReadFrame(f *testing.F) {
-	f.Add("\n" + journalMark + " run /tmp\nexit 3\n" + journalMark + " o\nx\n" + journalMark + " e 0\n\n" + journalMark + " . 0\n")
-	f.Fuzz(func(t *testing.T, output string) {
+	seed := "\n" + journalMark + " run /tmp\nexit 3\n" + journalMark + " o\nx\n" + journalMark + " e 0\n\n" + journalMark + " . 0\n"
+	f.Add(seed, "x\n", "", 3)
+	f.Add(seed, "\n"+journalMark, "\xff", -1)
+	f.Fuzz(func(t *testing.T, output, stdout, stderr string, code int) {
 		frame, err := script.ReadFrame(journalMark, output, script.Inline)
-		if err == nil && strings.Contains(frame.Stdout.Bytes+frame.Stderr.Bytes, "\uFFFD") {
-			t.Errorf("%q: what JSON replaced was taken for output", output)
+		got := frame.Stdout.Bytes + frame.Stderr.Bytes
+		if err == nil && strings.Contains(got, "\uFFFD") || len(got) > len(output) || frame.Exited && !strings.Contains(output, "exit ") {
+			t.Errorf("%q: what JSON replaced, or nobody sent, was taken for output or an exit: %+v", output, frame)
+		}
+		if strings.Contains(stdout+"\n"+stderr, "\n"+journalMark) {
+			return // no command knows the mark
+		}
+		printed := fmt.Sprintf("\n%[1]s run - /tmp\n\npid 7 8\nstarted\nexit %[2]d\n%[1]s o\n%[3]s\n%[1]s e 0\n%[4]s\n%[1]s . 0\n", journalMark, code, stdout, stderr)
+		frame, err = script.ReadFrame(journalMark, strings.ToValidUTF8(printed, "\uFFFD"), script.Inline)
+		if err != nil || !frame.Exited || frame.Exit != code || frame.State != script.StateRunning || frame.Dir != "/tmp" {
+			t.Fatalf("got %+v, %v, want exit %d", frame, err, code)
+		}
+		for _, stream := range []struct {
+			want string
+			got  script.Piece
+		}{{stdout, frame.Stdout}, {stderr, frame.Stderr}} {
+			exact := utf8.ValidString(stream.want) && !strings.Contains(stream.want, "\uFFFD")
+			if !strings.HasPrefix(stream.want, stream.got.Bytes) || exact && stream.got.Bytes != stream.want || stream.got.Whole != (exact && len(stream.want) < script.Inline) {
+				t.Errorf("got %+v of %q", stream.got, stream.want)
+			}
 		}
 	})
 }

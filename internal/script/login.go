@@ -44,6 +44,16 @@ type Login struct {
 // profile exits, without the descriptors that the profile was kept from.
 const sourced = `'. "$1.c"'`
 
+// carried is the script of a shell whose text is in the variable [carrier] of its environment. As an argument it would be in
+// every list of processes for as long as profiles are read, and with it the caller's variables.
+const carried = `'_leasehold_text=$` + carrier + `; unset ` + carrier + `; eval "$_leasehold_text"'`
+
+// carry exports the value of a variable as that text.
+func carry(name string) string { return carrier + "=$" + name + "; export " + carrier + "; " }
+
+// maxText is the longest text that travels so. A longer one is sourced.
+const maxText = MaxWord - len(carrier) - 1
+
 // recorded returns the command with a record. Its script takes the record's path as its only argument.
 func (l Login) recorded() Login {
 	l.record = true

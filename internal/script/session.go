@@ -59,7 +59,7 @@ const RefusedStatus = 255
 // that is too long for an argument of a process. They are those of a journal without the output, and stay until
 // [Session.Remove]. Without room for them the command is not started, and the log says so.
 func (s Session) Files() bool {
-	return s.Feed || s.Login.longScript() || len(s.command()) > s.Login.maxText()
+	return s.Feed || s.Login.longScript() || len(s.command()) > maxText
 }
 
 // Remove returns a script that removes the command's files, and lets go who waits at them.
@@ -114,7 +114,7 @@ func (s Session) files(command string) string {
 	if s.Login.longScript() {
 		b.WriteString(" && " + emit(s.Login.Script) + " >\"$_record.s\"")
 	}
-	if len(command) > s.Login.maxText() {
+	if len(command) > maxText {
 		b.WriteString(" && " + emit(command) + " >\"$_record.c\"")
 	}
 	b.WriteString("; then printf %s \"$_record\"; else rm -f \"$_record\" \"$_record\".*; fi\nfi\n)")
@@ -163,18 +163,14 @@ func (s Session) Text() string {
 	b.WriteString("printf '%s:%s\\n' " + s.Mark.word(markShell) + " $$\n")
 	b.WriteString(s.Login.shell("_leasehold_sh") + "\n")
 	b.WriteString("_leasehold_rc=125 _leasehold_r=\n") // if a redirection below fails, its group does not run
-	argv := `"$_leasehold_sh" -c ` + sourced + ` sh "$_leasehold_r"`
-	if len(command) <= s.Login.maxText() {
-		argv = `"$_leasehold_sh" -c "$_leasehold_c" sh "$_leasehold_r"`
+	argv, carrying := `"$_leasehold_sh" -c `+sourced+` sh "$_leasehold_r"`, ""
+	if len(command) <= maxText {
+		argv, carrying = `"$_leasehold_sh" -c `+carried+` sh "$_leasehold_r"`, carry("_leasehold_c")
 		b.WriteString("_leasehold_c=" + quoteText(command) + "\n")
 	}
-	carried := ""
 	if s.Login.Bwrap != nil {
 		b.WriteString("_leasehold_w=" + Quote(s.Login.Bwrap.launcher(s.tell(), s.Mark.print(markWrapped), s.Mark.print(markStale))) + "\n")
 		argv = `/bin/sh -c "$_leasehold_w" sh "$_leasehold_r" "$_leasehold_sh"`
-		if len(command) <= s.Login.maxText() {
-			carried = carry("_leasehold_c")
-		}
 	}
 	if files {
 		b.WriteString("_leasehold_r=" + s.files(command) + "\nif [ \"$_leasehold_r\" ]; then\n")
@@ -190,8 +186,8 @@ func (s Session) Text() string {
 		b.WriteString(emit(string(s.Stdin)) + " 3>&- | {\n")
 	}
 	// In a subshell, because dash redirects in the parent, which then says "Killed" on the command's stderr.
-	b.WriteString("if command -v setsid >/dev/null; then set +m; (" + carried + "exec setsid " + argv + " 2>&3 3>&-)\n")
-	b.WriteString("else (" + carried + "exec \"$_leasehold_sh\" -c " + Quote(ownGroup) + " sh " + argv + " 4<&0); fi\n")
+	b.WriteString("if command -v setsid >/dev/null; then set +m; (" + carrying + "exec setsid " + argv + " 2>&3 3>&-)\n")
+	b.WriteString("else (" + carrying + "exec \"$_leasehold_sh\" -c " + Quote(ownGroup) + " sh " + argv + " 4<&0); fi\n")
 	if len(s.Stdin) > 0 {
 		b.WriteString("}\n")
 	}

@@ -91,13 +91,13 @@ func (t Terminal) Channel(stderr bool) (map[string]string, error) {
 		errors = "1"
 	}
 	command := `printf '\026%s started %s\n' ` + t.Mark + " $$ >&3\nexec 3>&- 4>&- 5>&-\n" + t.Login.exec("exec ")
-	text := "_mark=" + t.Mark + " _dir=" + Quote(t.Login.Dir) + "\n_command=" + quoteText(command) + "\n" + code(channel)
+	text := "_mark=" + t.Mark + " _dir=" + Quote(t.Login.Dir) + "\n_command=" + quoteText(command) + "\n_carried=" + carried + "\n" + code(channel)
 	return t.carry(text, errors)
 }
 
 // carry puts a script and its argument, a word, into the environment of a login shell.
 func (t Terminal) carry(text, argument string) (map[string]string, error) {
-	env := CarryTerminal("_text=" + quoteText(text) + "\nTERM=" + Quote(t.term()) + "\nexport TERM\nexec /bin/sh -c \"$_text\" sh " + argument + "\n")
+	env := CarryTerminal("_text=" + quoteText(text) + "\nTERM=" + Quote(t.term()) + "\nexport TERM\n" + carry("_text") + "exec /bin/sh -c " + carried + " sh " + argument + "\n")
 	if size := len(carrier) + 1 + len(env[carrier]); size > MaxWord {
 		return nil, fmt.Errorf("it takes %d bytes of a terminal's environment, and may take %d", size, MaxWord)
 	}

@@ -1,6 +1,7 @@
 package stream
 
 import (
+	"bytes"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -120,26 +121,43 @@ func TestDuplexRefusesWhatWasChangedOnTheWay(t *testing.T) {
 	}
 }
 
-// FuzzDuplex: whatever comes, nothing comes out that did not go in, and little is kept.
+// FuzzDuplex: whatever comes, in whatever pieces, is taken apart in the same way, nothing comes out that did not go in, and
+// little is kept. What two streams are made into comes apart into them again.
 func FuzzDuplex(f *testing.F) {
 	text, _ := duplexText(rand.New(rand.NewPCG(1, 0)), "out\x16put", "err")
-	f.Add([]byte(text), 7)
-	f.Add([]byte(duplexSay+" err =\n"+duplexSay), 1)
-	f.Fuzz(func(t *testing.T, text []byte, size int) {
-		d := NewDuplex(duplexSay, duplexEnd, len(text)%2 == 0)
-		var got duplexLog
-		for rest := text; len(rest) > 0; {
-			n := min(len(rest), max(size, 1))
-			if d.Next(rest[:n], duplexTaker{&got}) != nil {
-				break
+	f.Add([]byte(text), 7, "out\x16put", "err")
+	f.Add([]byte(duplexSay+" err =\n"+duplexSay), 1, "", "\x17lh")
+	f.Add([]byte(duplexSay+" out 0\n"+duplexEnd+"late"), 2, "\n", "")
+	f.Fuzz(func(t *testing.T, text []byte, size int, stdout, stderr string) {
+		take := func(text []byte, size int, noise bool) (got duplexLog, err error) {
+			d := NewDuplex(duplexSay, duplexEnd, noise)
+			for len(text) > 0 && err == nil {
+				n := min(len(text), max(size, 1))
+				err = d.Next(bytes.Clone(text[:n]), duplexTaker{&got})
+				text = text[n:]
+				if len(d.kept) > maxSaid+max(size, 1) {
+					t.Errorf("%d bytes are kept", len(d.kept))
+				}
 			}
-			rest = rest[n:]
+			return got, err
 		}
+		noise := len(text)%2 == 0
+		got, err := take(text, size, noise)
 		if len(got.Data[Stdout])+len(got.Data[Stderr]) > len(text) {
 			t.Errorf("%d and %d bytes came of %d", len(got.Data[Stdout]), len(got.Data[Stderr]), len(text))
 		}
-		if len(d.kept) > maxSaid+max(size, 1) {
-			t.Errorf("%d bytes are kept", len(d.kept))
+		if len(text) < maxSaid { // longer lines are known to be too long before their end comes
+			whole, wholeErr := take(text, len(text), noise)
+			if diff := cmp.Diff(whole, got); diff != "" || (wholeErr == nil) != (err == nil) {
+				t.Errorf("in pieces of %d: %v, whole: %v (-whole +pieces):\n%s", size, err, wholeErr, diff)
+			}
+		}
+		if strings.Contains(stdout+stderr, duplexSay[1:]) {
+			return // no command knows the mark
+		}
+		carried, _ := duplexText(rand.New(rand.NewPCG(uint64(len(text)), 0)), stdout, stderr)
+		if got, err := take([]byte(carried), size, true); err != nil || got.Data != [2]string{stdout, stderr} || len(got.Ends) != 2 {
+			t.Errorf("%q and %q came apart into %q, %v, with the ends %v", stdout, stderr, got.Data, err, got.Ends)
 		}
 	})
 }
