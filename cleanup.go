@@ -18,7 +18,7 @@ type CleanupEnvelope struct {
 	Credential string            `json:"credential"`         // fingerprint of endpoint and credential
 	Account    string            `json:"account,omitempty"`  // fingerprint of endpoint and organisation, if the API attested it by then
 	Observed   string            `json:"observed,omitempty"` // the sandbox's id, once it was seen with every label right
-	Phase      Phase             `json:"phase"`              // the step that failed first
+	Phase      Phase             `json:"phase"`              // the step that failed first, for people: nothing depends on it
 }
 
 // ParseCleanupEnvelope decodes a stored envelope. One bad value voids it: then it fails with [ErrInvalid]. Unknown

@@ -119,7 +119,7 @@ type Config struct {
 
 // FieldError is one problem of one field of a request or configuration.
 type FieldError struct {
-	Field   string // such as "Scope.Tenant"
+	Field   string // type and field, such as "Config.APIKey" or "AcquireRequest.Scope.Tenant", or the name of a parameter
 	Problem string // what is wrong with it, to follow the field's name
 }
 
@@ -164,47 +164,42 @@ func (c Config) withDefaults() (Config, error) {
 	}
 	switch {
 	case c.APIKey == "":
-		p.add("APIKey", "is missing: set it, or DAYTONA_API_KEY")
+		p.add("Config.APIKey", "is missing: set it, or DAYTONA_API_KEY")
 	case !validHeaderValue(c.APIKey):
-		p.add("APIKey", "has characters that a header cannot carry")
+		p.add("Config.APIKey", "has characters that a header cannot carry")
 	}
 	if c.APIURL == "" {
 		c.APIURL = DefaultAPIURL
 	}
 	checkAPIURL(&p, &c.APIURL)
-	checkText(&p, "Target", c.Target)
-	checkText(&p, "Snapshot", c.Snapshot)
-	checkText(&p, "Image", c.Image)
-	if c.Image != "" && c.Snapshot != "" {
-		p.add("Image", "and Snapshot are both set: set one")
-	}
-	checkResources(&p, c.Resources, c.Image != "")
+	checkText(&p, "Config.Target", c.Target)
+	c.origin().check(&p, "Config")
 	if c.Language == "" {
 		c.Language = languages[0]
 	} else if !slices.Contains(languages, c.Language) {
-		p.add("Language", "is not one of %s", strings.Join(languages, ", "))
+		p.add("Config.Language", "is not one of %s", strings.Join(languages, ", "))
 	}
-	c.Timeout = checkDuration(&p, "Timeout", c.Timeout, DefaultTimeout)
-	c.CallTimeout = checkDuration(&p, "CallTimeout", c.CallTimeout, DefaultCallTimeout)
-	c.AutoStopMinutes = checkMinutes(&p, "AutoStopMinutes", c.AutoStopMinutes, 0, DefaultAutoStopMinutes)
-	c.AutoArchiveMinutes = checkMinutes(&p, "AutoArchiveMinutes", c.AutoArchiveMinutes, 0, DefaultAutoArchiveMinutes)
-	c.AutoDeleteMinutes = checkMinutes(&p, "AutoDeleteMinutes", c.AutoDeleteMinutes, -1, DefaultAutoDeleteMinutes)
+	c.Timeout = checkDuration(&p, "Config.Timeout", c.Timeout, DefaultTimeout)
+	c.CallTimeout = checkDuration(&p, "Config.CallTimeout", c.CallTimeout, DefaultCallTimeout)
+	c.AutoStopMinutes = checkMinutes(&p, "Config.AutoStopMinutes", c.AutoStopMinutes, 0, DefaultAutoStopMinutes)
+	c.AutoArchiveMinutes = checkMinutes(&p, "Config.AutoArchiveMinutes", c.AutoArchiveMinutes, 0, DefaultAutoArchiveMinutes)
+	c.AutoDeleteMinutes = checkMinutes(&p, "Config.AutoDeleteMinutes", c.AutoDeleteMinutes, -1, DefaultAutoDeleteMinutes)
 	switch {
 	case c.TTL == 0:
 	case c.TTL < time.Minute:
-		p.add("TTL", "is under one minute")
+		p.add("Config.TTL", "is under one minute")
 	case c.TTL/time.Minute > maxMinutes:
-		p.add("TTL", "is over %d minutes", maxMinutes)
+		p.add("Config.TTL", "is over %d minutes", maxMinutes)
 	}
 	if c.TTL >= time.Minute && c.TTL < c.Timeout {
-		p.add("TTL", "is under Timeout: a sandbox could be destroyed before its acquisition ends")
+		p.add("Config.TTL", "is under Timeout: a sandbox could be destroyed before its acquisition ends")
 	}
 	if *c.AutoDeleteMinutes == 0 {
 		if c.Reuse {
-			p.add("AutoDeleteMinutes", "0 deletes a sandbox when it stops, which contradicts Reuse")
+			p.add("Config.AutoDeleteMinutes", "0 deletes a sandbox when it stops, which contradicts Reuse")
 		}
 		if c.stopsWithin(c.Timeout) {
-			p.add("AutoDeleteMinutes", "0 deletes a sandbox when it stops, and AutoStopMinutes is under Timeout: it could be deleted while it is set up")
+			p.add("Config.AutoDeleteMinutes", "0 deletes a sandbox when it stops, and AutoStopMinutes is under Timeout: it could be deleted while it is set up")
 		}
 	}
 	c.Workspace = checkWorkspace(&p, c.Workspace)
@@ -212,16 +207,16 @@ func (c Config) withDefaults() (Config, error) {
 		c.LabelPrefix = DefaultLabelPrefix
 	}
 	if !labelPrefixForm.MatchString(c.LabelPrefix) || len(c.LabelPrefix) > maxLabelPrefix {
-		p.add("LabelPrefix", "must be lower-case letters, digits and inner hyphens, end in a hyphen, and have at most %d bytes", maxLabelPrefix)
+		p.add("Config.LabelPrefix", "must be lower-case letters, digits and inner hyphens, end in a hyphen, and have at most %d bytes", maxLabelPrefix)
 	}
 	switch {
 	case c.MaxCreations == 0:
 		c.MaxCreations = DefaultMaxCreations
 	case c.MaxCreations < 0:
-		p.add("MaxCreations", "is negative")
+		p.add("Config.MaxCreations", "is negative")
 	}
-	if c.ClaimTime = checkDuration(&p, "ClaimTime", c.ClaimTime, DefaultClaimTime); c.ClaimTime >= time.Millisecond && c.ClaimTime < time.Second {
-		p.add("ClaimTime", "is under one second")
+	if c.ClaimTime = checkDuration(&p, "Config.ClaimTime", c.ClaimTime, DefaultClaimTime); c.ClaimTime >= time.Millisecond && c.ClaimTime < time.Second {
+		p.add("Config.ClaimTime", "is under one second")
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -251,11 +246,11 @@ func checkAPIURL(p *problems, raw *string) {
 	u, err := url.Parse(*raw)
 	switch {
 	case err != nil || u.Host == "" || (u.Scheme != "https" && u.Scheme != "http"):
-		p.add("APIURL", "is not an http or https URL")
+		p.add("Config.APIURL", "is not an http or https URL")
 	case u.User != nil:
-		p.add("APIURL", "must not carry user information")
+		p.add("Config.APIURL", "must not carry user information")
 	case u.RawQuery != "" || u.Fragment != "":
-		p.add("APIURL", "must not have a query or fragment")
+		p.add("Config.APIURL", "must not have a query or fragment")
 	default:
 		u.Scheme, u.Host = strings.ToLower(u.Scheme), strings.ToLower(u.Host)
 		*raw = strings.TrimRight(u.String(), "/")
@@ -272,16 +267,33 @@ func checkText(p *problems, field, value string) {
 	}
 }
 
-func checkResources(p *problems, r Resources, image bool) {
-	if r != (Resources{}) && !image {
-		p.add("Resources", "need an Image: a snapshot has its own")
+// origin is what a sandbox is made from.
+type origin struct {
+	snapshot, image string
+	resources       Resources
+}
+
+func (c *Config) origin() origin { return origin{c.Snapshot, c.Image, c.Resources} }
+
+func (o origin) check(p *problems, of string) {
+	checkText(p, of+".Snapshot", o.snapshot)
+	checkText(p, of+".Image", o.image)
+	if o.image != "" && o.snapshot != "" {
+		p.add(of+".Image", "and Snapshot are both set: set one")
 	}
+	if o.resources != (Resources{}) && o.image == "" {
+		p.add(of+".Resources", "need an Image: a snapshot has its own")
+	}
+	o.resources.check(p, of)
+}
+
+func (r Resources) check(p *problems, of string) {
 	for _, v := range []struct {
 		field string
 		value int
 	}{{"CPU", r.CPU}, {"Memory", r.Memory}, {"Disk", r.Disk}, {"GPU", r.GPU}} {
 		if v.value < 0 || v.value > math.MaxInt32 {
-			p.add("Resources."+v.field, "is out of range")
+			p.add(of+".Resources."+v.field, "is out of range")
 		}
 	}
 }
@@ -316,15 +328,15 @@ func checkWorkspace(p *problems, dir string) string {
 	clean := path.Clean(dir)
 	switch {
 	case strings.ContainsRune(dir, 0):
-		p.add("Workspace", "has a NUL byte")
+		p.add("Config.Workspace", "has a NUL byte")
 	case len(dir) > maxWorkspace:
-		p.add("Workspace", "is over %d bytes", maxWorkspace)
+		p.add("Config.Workspace", "is over %d bytes", maxWorkspace)
 	case strings.HasPrefix(dir, "~"):
-		p.add("Workspace", "starts with ~, which is not expanded")
+		p.add("Config.Workspace", "starts with ~, which is not expanded")
 	case clean == "/" || clean == ".":
-		p.add("Workspace", "must be a directory of its own")
+		p.add("Config.Workspace", "must be a directory of its own")
 	case clean == ".." || strings.HasPrefix(clean, "../"):
-		p.add("Workspace", "leaves the working directory")
+		p.add("Config.Workspace", "leaves the working directory")
 	}
 	return clean
 }

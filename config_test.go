@@ -26,8 +26,8 @@ func TestConfigReportsEveryProblemAtOnce(t *testing.T) {
 		fields = append(fields, f.Field)
 	}
 	want := []string{
-		"APIKey", "APIURL", "Image", "Resources.CPU", "Language", "Timeout", "CallTimeout",
-		"AutoStopMinutes", "AutoArchiveMinutes", "AutoDeleteMinutes", "TTL", "Workspace", "LabelPrefix", "MaxCreations",
+		"Config.APIKey", "Config.APIURL", "Config.Image", "Config.Resources.CPU", "Config.Language", "Config.Timeout", "Config.CallTimeout",
+		"Config.AutoStopMinutes", "Config.AutoArchiveMinutes", "Config.AutoDeleteMinutes", "Config.TTL", "Config.Workspace", "Config.LabelPrefix", "Config.MaxCreations",
 	}
 	if diff := cmp.Diff(want, fields); diff != "" {
 		t.Errorf("fields mismatch (-want +got):\n%s", diff)
@@ -50,25 +50,25 @@ func TestConfigProblems(t *testing.T) {
 		field  string // empty: valid
 	}{
 		{"zero value with a key", func(*Config) {}, ""},
-		{"missing key", func(c *Config) { c.APIKey = "" }, "APIKey"},
-		{"key with a newline", func(c *Config) { c.APIKey = "a\nb" }, "APIKey"},
-		{"URL without a host", func(c *Config) { c.APIURL = "https:///api" }, "APIURL"},
-		{"URL that does not parse", func(c *Config) { c.APIURL = "http://[::1" }, "APIURL"},
-		{"URL with a password", func(c *Config) { c.APIURL = "https://u:p@example.test/api" }, "APIURL"},
-		{"URL with a query", func(c *Config) { c.APIURL = "https://example.test/api?x=1" }, "APIURL"},
-		{"blank image", func(c *Config) { c.Image = "  " }, "Image"},
-		{"blank snapshot", func(c *Config) { c.Snapshot = "\t" }, "Snapshot"},
-		{"image with a newline", func(c *Config) { c.Image = "debian\nRUN rm -rf /" }, "Image"},
-		{"image and snapshot", func(c *Config) { c.Image, c.Snapshot = "debian", "small" }, "Image"},
+		{"missing key", func(c *Config) { c.APIKey = "" }, "Config.APIKey"},
+		{"key with a newline", func(c *Config) { c.APIKey = "a\nb" }, "Config.APIKey"},
+		{"URL without a host", func(c *Config) { c.APIURL = "https:///api" }, "Config.APIURL"},
+		{"URL that does not parse", func(c *Config) { c.APIURL = "http://[::1" }, "Config.APIURL"},
+		{"URL with a password", func(c *Config) { c.APIURL = "https://u:p@example.test/api" }, "Config.APIURL"},
+		{"URL with a query", func(c *Config) { c.APIURL = "https://example.test/api?x=1" }, "Config.APIURL"},
+		{"blank image", func(c *Config) { c.Image = "  " }, "Config.Image"},
+		{"blank snapshot", func(c *Config) { c.Snapshot = "\t" }, "Config.Snapshot"},
+		{"image with a newline", func(c *Config) { c.Image = "debian\nRUN rm -rf /" }, "Config.Image"},
+		{"image and snapshot", func(c *Config) { c.Image, c.Snapshot = "debian", "small" }, "Config.Image"},
 		{"resources with an image", func(c *Config) { c.Image, c.Resources.CPU = "debian", 2 }, ""},
-		{"resources with a snapshot", func(c *Config) { c.Snapshot, c.Resources.CPU = "small", 2 }, "Resources"},
-		{"resources with neither", func(c *Config) { c.Resources.GPU = 1 }, "Resources"},
+		{"resources with a snapshot", func(c *Config) { c.Snapshot, c.Resources.CPU = "small", 2 }, "Config.Resources"},
+		{"resources with neither", func(c *Config) { c.Resources.GPU = 1 }, "Config.Resources"},
 		{"explicit zero intervals", func(c *Config) { c.AutoStopMinutes, c.AutoArchiveMinutes, c.AutoDeleteMinutes = new(0), new(0), new(0) }, ""},
 		{"automatic deletion off", func(c *Config) { c.AutoDeleteMinutes = new(-1) }, ""},
-		{"deleted on stop, and reused", func(c *Config) { c.AutoDeleteMinutes, c.Reuse = new(0), true }, "AutoDeleteMinutes"},
+		{"deleted on stop, and reused", func(c *Config) { c.AutoDeleteMinutes, c.Reuse = new(0), true }, "Config.AutoDeleteMinutes"},
 		{"deleted on stop, and stopped while it is set up", func(c *Config) {
 			c.AutoDeleteMinutes, c.AutoStopMinutes, c.Timeout = new(0), new(4), 5*time.Minute
-		}, "AutoDeleteMinutes"},
+		}, "Config.AutoDeleteMinutes"},
 		{"deleted on stop, and stopped after it was set up", func(c *Config) {
 			c.AutoDeleteMinutes, c.AutoStopMinutes, c.Timeout = new(0), new(5), 5*time.Minute
 		}, ""},
@@ -76,22 +76,22 @@ func TestConfigProblems(t *testing.T) {
 		{"never stopped, without a lifetime", func(c *Config) { c.AutoStopMinutes, c.AutoDeleteMinutes = new(0), new(-1) }, ""},
 		{"stopped later than destroyed", func(c *Config) { c.AutoStopMinutes, c.TTL = new(60), 10*time.Minute }, ""},
 		{"archived later than deleted", func(c *Config) { c.AutoArchiveMinutes, c.AutoDeleteMinutes = new(60), new(30) }, ""},
-		{"lifetime under the budget", func(c *Config) { c.TTL = DefaultTimeout - time.Second }, "TTL"},
+		{"lifetime under the budget", func(c *Config) { c.TTL = DefaultTimeout - time.Second }, "Config.TTL"},
 		{"lifetime of the budget", func(c *Config) { c.TTL = DefaultTimeout }, ""},
-		{"interval beyond the API's integer", func(c *Config) { c.AutoStopMinutes = new(1 << 31) }, "AutoStopMinutes"},
+		{"interval beyond the API's integer", func(c *Config) { c.AutoStopMinutes = new(1 << 31) }, "Config.AutoStopMinutes"},
 		{"timeout of a day", func(c *Config) { c.Timeout = 24 * time.Hour }, ""},
-		{"timeout over a day", func(c *Config) { c.Timeout = 24*time.Hour + 1 }, "Timeout"},
-		{"timeout under a millisecond", func(c *Config) { c.Timeout = 1 }, "Timeout"},
-		{"lifetime of 59 s", func(c *Config) { c.TTL = 59 * time.Second }, "TTL"},
-		{"claims of a moment", func(c *Config) { c.ClaimTime = 100 * time.Millisecond }, "ClaimTime"},
-		{"claims for days", func(c *Config) { c.ClaimTime = 48 * time.Hour }, "ClaimTime"},
-		{"negative lifetime", func(c *Config) { c.TTL = -time.Hour }, "TTL"},
+		{"timeout over a day", func(c *Config) { c.Timeout = 24*time.Hour + 1 }, "Config.Timeout"},
+		{"timeout under a millisecond", func(c *Config) { c.Timeout = 1 }, "Config.Timeout"},
+		{"lifetime of 59 s", func(c *Config) { c.TTL = 59 * time.Second }, "Config.TTL"},
+		{"claims of a moment", func(c *Config) { c.ClaimTime = 100 * time.Millisecond }, "Config.ClaimTime"},
+		{"claims for days", func(c *Config) { c.ClaimTime = 48 * time.Hour }, "Config.ClaimTime"},
+		{"negative lifetime", func(c *Config) { c.TTL = -time.Hour }, "Config.TTL"},
 		{"workspace with spaces and a newline", func(c *Config) { c.Workspace = "/a b'\n\"c" }, ""},
-		{"workspace with a NUL", func(c *Config) { c.Workspace = "a\x00b" }, "Workspace"},
-		{"workspace that is the root", func(c *Config) { c.Workspace = "//" }, "Workspace"},
-		{"workspace that is the working directory", func(c *Config) { c.Workspace = "a/.." }, "Workspace"},
-		{"workspace with a tilde", func(c *Config) { c.Workspace = "~/work" }, "Workspace"},
-		{"prefix without a hyphen", func(c *Config) { c.LabelPrefix = "abc" }, "LabelPrefix"},
+		{"workspace with a NUL", func(c *Config) { c.Workspace = "a\x00b" }, "Config.Workspace"},
+		{"workspace that is the root", func(c *Config) { c.Workspace = "//" }, "Config.Workspace"},
+		{"workspace that is the working directory", func(c *Config) { c.Workspace = "a/.." }, "Config.Workspace"},
+		{"workspace with a tilde", func(c *Config) { c.Workspace = "~/work" }, "Config.Workspace"},
+		{"prefix without a hyphen", func(c *Config) { c.LabelPrefix = "abc" }, "Config.LabelPrefix"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -85,7 +85,7 @@ func (l *Lease) orClosed(err *Error) *Error {
 	if l.open.Err() == nil {
 		return err
 	}
-	return &Error{Op: err.Op, Kind: KindClosed, Sandbox: l.ref.Sandbox, Dispatched: err.Dispatched, Message: errGivenBack.Error()}
+	return &Error{Op: err.Op, Kind: KindClosed, Sandbox: l.ref.Sandbox, Dispatched: err.Dispatched, Message: context.Cause(l.open).Error()}
 }
 
 // endpoint asks for an address and a grant, within the attempts.

@@ -60,8 +60,8 @@ func ExampleNew() {
 		}
 	}
 	// Output:
-	// Image and Snapshot are both set: set one
-	// AutoStopMinutes is out of range: 0 to 2147483647 minutes
+	// Config.Image and Snapshot are both set: set one
+	// Config.AutoStopMinutes is out of range: 0 to 2147483647 minutes
 }
 
 // A stored reference is all that another process needs to go on with a lease.

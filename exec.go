@@ -55,7 +55,7 @@ type Command struct {
 	// Stdout and Stderr receive the output as it arrives; a session's log brings it line by line. Writers are never
 	// called at the same time, and Run does not return during a call. A writer that waits does not make the command
 	// wait: its output is kept in the sandbox. If one fails, the command is stopped. Nil: the output is captured in the
-	// [Result].
+	// [Result]. To have both, write to a [bytes.Buffer], too, through [io.MultiWriter].
 	Stdout, Stderr io.Writer
 	// CaptureLimit is how many bytes of each captured stream the Result keeps, from its beginning. Zero:
 	// [DefaultCaptureLimit]. Negative: none.
@@ -125,7 +125,8 @@ type Result struct {
 	// ExitCode is the command's exit code, if Exited. A command that died by signal n has 128+n, as shells say it, and
 	// so has one that exits with that number. -1 otherwise: a missing exit code is never 0.
 	ExitCode int
-	// Exited reports that the command's exit was recorded.
+	// Exited reports that the command's exit was recorded. It may have been beside an error: a command that is stopped for
+	// its Timeout, or at the end of the context, exits as well.
 	Exited bool
 	// Complete reports that both streams were delivered up to the exit. What children in the background write later is
 	// not part of them.

@@ -428,7 +428,6 @@ func TestHealthyCommandsTakeFewRequests(t *testing.T) {
 	// How many early status reads there are depends on how fast the machine is.
 	delete(got, "GET /toolbox/*/process/session/*/command/*")
 	want := map[string]int{
-		"GET /api/sandbox/*":                              1, // ownership, once
 		"POST /toolbox/*/process/session":                 1,
 		"POST /toolbox/*/process/session/*/exec":          3,
 		"GET /toolbox/*/process/session/*/command/*/logs": 6, // a snapshot and a socket each

@@ -126,6 +126,7 @@ func (x *execution) run(ctx context.Context) error {
 func (x *execution) attempt(ctx context.Context, t transport) error {
 	ctx, x.abort = context.WithCancelCause(ctx)
 	defer x.abort(nil)
+	defer context.AfterFunc(x.l.p.work, func() { x.abort(errProviderClosed) })()
 	x.transport = t
 	early, end := x.l.whileOpen(ctx)
 	defer end()
@@ -147,7 +148,7 @@ func (x *execution) attempt(ctx context.Context, t transport) error {
 	disarm := context.AfterFunc(life, func() {
 		defer close(settled)
 		defer endWatch()
-		if context.Cause(life) != errDetached {
+		if !leaves(context.Cause(life)) {
 			x.stop(watch)
 		}
 	})
@@ -200,8 +201,8 @@ func (x *execution) letGo(h *holding) {
 
 // unbegun is the error of a command that was not dispatched because of err.
 func (x *execution) unbegun(early context.Context, err error) error {
-	if context.Cause(early) == errGivenBack {
-		return &Error{Op: x.op, Kind: KindClosed, Message: errGivenBack.Error()}
+	if cause := context.Cause(early); cause == errGivenBack || cause == errProviderClosed {
+		return &Error{Op: x.op, Kind: KindClosed, Message: cause.Error()}
 	}
 	return err
 }
@@ -215,7 +216,7 @@ func (x *execution) stop(ctx context.Context) {
 // verdict turns what was observed into the error that Run returns.
 func (x *execution) verdict(life context.Context, err error) error {
 	x.timedOut = x.stopped && errors.Is(context.Cause(life), errLifetime)
-	x.left = context.Cause(life) == errDetached
+	x.left = leaves(context.Cause(life))
 	settled := x.transport.settle()
 	var own *Error
 	switch {
@@ -229,6 +230,8 @@ func (x *execution) verdict(life context.Context, err error) error {
 		return &Error{Op: x.op, Kind: KindTimeout, Message: "the command's timeout was over"}
 	case context.Cause(life) == errDetached:
 		return &Error{Op: x.op, Kind: KindCanceled, Message: errDetached.Error()}
+	case context.Cause(life) == errProviderClosed:
+		return &Error{Op: x.op, Kind: KindClosed, Message: "the provider was closed while the command ran, which was left to itself"}
 	case x.stopped && context.Cause(life) == errGivenBack, err != nil && x.l.isClosed():
 		return &Error{Op: x.op, Kind: KindClosed, Message: "the lease was given back while the command ran"}
 	case x.stopped && life.Err() != nil:
@@ -240,6 +243,9 @@ func (x *execution) verdict(life context.Context, err error) error {
 }
 
 // isClosed reports that the lease is being given back.
+// leaves reports whether what ended the observation leaves the command alone.
+func leaves(cause error) bool { return cause == errDetached || cause == errProviderClosed }
+
 func (l *Lease) isClosed() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

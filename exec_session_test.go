@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"strconv"
 	"strings"
@@ -299,6 +300,7 @@ func TestALookTellsWhetherAShellLives(t *testing.T) {
 func TestADaemonOfAProfileDoesNotHoldTheSession(t *testing.T) {
 	r, l := execRig(t, TransportSession)
 	mustRun(t, l, Command{Profiles: ProfilesNone, Script: `echo 'sleep 20 &' >"$HOME/.profile"`}, finished(0, "", ""))
+	rested(t, l)
 	for range 4 {
 		mustRun(t, l, Command{Args: []string{"true"}}, finished(0, "", ""))
 		rested(t, l)
@@ -498,7 +500,8 @@ func TestASessionsInputIsStreamed(t *testing.T) {
 		_, l := execRig(t, TransportSession)
 		mustRun(t, l, Command{Script: `d="${TMPDIR:-/tmp}/.leasehold-$(id -u)"; rm -rf "$d"; : >"$d"`}, finished(0, "", ""))
 		got, err := runFails(t, t.Context(), l, Command{Args: []string{"cat"}, Stdin: bytes.NewReader(numbered(100_000))}, KindUnavailable, DispatchedNo)
-		if !strings.Contains(err.Message, "100000 bytes were taken") || got.StdinSize != 0 {
+		taken := regexp.MustCompile(` ([0-9]+) bytes were taken`).FindStringSubmatch(err.Message)
+		if taken == nil || got.StdinSize != 0 { // how many is known to the reader alone, which reads ahead
 			t.Errorf("Run() = %+v, %v; want to know how much was taken", got, err)
 		}
 		_, err = runFails(t, t.Context(), l, Command{Script: "true #" + strings.Repeat("x", 200_000)}, KindUnavailable, DispatchedNo)

@@ -50,8 +50,8 @@ const (
 
 // SkippedEntry is one entry that a transfer left out.
 type SkippedEntry struct {
-	Name   string // path in the tree, with slashes
-	Reason string // "socket", "fifo", "device", "unsafe link", "reserved name" or "unknown type"
+	Name   string `json:"name"`   // path in the tree, with slashes
+	Reason string `json:"reason"` // "socket", "fifo", "device", "unsafe link", "reserved name" or "unknown type"
 }
 
 // Progress is the state of a transfer. Totals are 0 when they are not known.
@@ -128,23 +128,33 @@ type transfer struct {
 	full   bool   // the sandbox has no room for an export's scratch files
 }
 
-func (l *Lease) transfer(ctx context.Context, op string) (*transfer, error) {
+// transfer begins a transfer, whose done ends it. It sends nothing.
+func (l *Lease) transfer(op string) (*transfer, error) {
 	done, err := l.begin(op)
 	if err != nil {
 		return nil, err
 	}
-	t := &transfer{l: l, op: op, done: done}
-	if ctx.Err() != nil { // nothing was sent, and nothing has to be removed
+	if !l.p.admitStream() {
 		done()
+		return nil, &Error{Op: op, Kind: KindClosed, Sandbox: l.ref.Sandbox, Dispatched: DispatchedNo, Message: errProviderClosed.Error()}
+	}
+	return &transfer{l: l, op: op, done: sync.OnceFunc(func() {
+		done()
+		l.p.streams.Done()
+	})}, nil
+}
+
+// connect finds the sandbox. Nothing was sent to it before, and nothing has to be removed after a failure.
+func (t *transfer) connect(ctx context.Context) (err error) {
+	if ctx.Err() != nil {
 		e := t.canceled(ctx)
 		e.Dispatched = DispatchedNo
-		return nil, e
+		return e
 	}
-	if t.box, err = l.toolbox(ctx); err != nil {
-		done()
-		return nil, failed(op, err)
+	if t.box, err = t.l.toolbox(ctx); err != nil {
+		return failed(t.op, err)
 	}
-	return t, nil
+	return nil
 }
 
 // fail returns an error of the operation.
@@ -319,29 +329,32 @@ func (t *transfer) archived(ctx context.Context, err error) error {
 	return e
 }
 
-// remotePath makes an absolute path of one in the sandbox: relative ones belong to the workspace, "" is the workspace.
-func (t *transfer) remotePath(name string) (string, error) {
+// remotePath makes an absolute path of one in the sandbox, which the caller gave as field: relative ones belong to the
+// workspace, "" is the workspace.
+func (t *transfer) remotePath(field, name string) (string, error) {
 	switch {
 	case strings.ContainsRune(name, 0):
-		return "", t.invalid("the remote path contains a zero byte")
+		return "", t.invalid(field, "has a NUL byte")
 	case !utf8.ValidString(name):
-		return "", t.invalid("the remote path is not UTF-8, which the provider's interface cannot carry")
+		return "", t.invalid(field, "is not UTF-8, which the provider's interface cannot carry")
 	case !path.IsAbs(name):
 		name = path.Join(t.l.ref.Workspace, name)
 	}
 	name = path.Clean(name)
 	if strings.Contains(name+"/", "/"+archive.StagePrefix) {
-		return "", t.invalid("the remote path has a name of the library's own scratch")
+		return "", t.invalid(field, "has a name of the library's own scratch")
 	}
 	if own := t.own(); name == own || strings.HasPrefix(name, own+"/") {
-		return "", t.invalid("the remote path is the lease's own directory")
+		return "", t.invalid(field, "is the lease's own directory")
 	}
 	return name, nil
 }
 
-func (t *transfer) invalid(message string) *Error {
-	e := t.fail(KindInvalid, message)
-	e.Dispatched = DispatchedNo
+func (t *transfer) invalid(field, format string, args ...any) *Error {
+	var p problems
+	p.add(field, format, args...)
+	e := p.err(t.op).(*Error)
+	e.Sandbox = t.l.ref.Sandbox
 	return e
 }
 

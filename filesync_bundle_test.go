@@ -25,7 +25,7 @@ func TestReadOnlyBundleIsSentOnce(t *testing.T) {
 	bundle := filepath.Join(l.Ref().Workspace, "bundles", "tools")
 	sent := func(l *Lease, what string, want int, o ImportOptions) TransferResult {
 		t.Helper()
-		r.ready(t, l)
+		r.server.ResetRequests()
 		o.Access = AccessReadOnly
 		result, err := l.Importer().Dir(t.Context(), local, "bundles/tools", o)
 		if err != nil {

@@ -3,7 +3,6 @@ package leasehold
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"io"
 	"io/fs"
 	"path"
@@ -107,7 +106,7 @@ func (x *Exporter) Tar(ctx context.Context, remoteDir string, w io.Writer, optio
 	out := &countingWriter{w: w}
 	return x.run(ctx, "export tar", options, func(t *transfer) (exportJob, error) {
 		if w == nil {
-			return exportJob{}, t.invalid("there is no writer")
+			return exportJob{}, t.invalid("w", "is nil")
 		}
 		job, err := t.exportDir(remoteDir, options, func(ctx context.Context, r io.Reader, o archive.ExtractOptions) (archive.Summary, error) {
 			return archive.Copy(ctx, r, out, o)
@@ -152,10 +151,10 @@ func (x *Exporter) files(ctx context.Context, op string, files []FileMapping, op
 	return x.run(ctx, op, options, func(t *transfer) (exportJob, error) {
 		var job exportJob
 		if len(options.Exclude) > 0 {
-			return job, t.invalid("single files have nothing to exclude")
+			return job, t.invalid("ExportOptions.Exclude", "is for directories: single files have nothing to exclude")
 		}
 		if len(files) > MaxExportFiles {
-			return job, t.invalid(fmt.Sprintf("more than %d files", MaxExportFiles))
+			return job, t.invalid("files", "are more than %d", MaxExportFiles)
 		}
 		type source struct {
 			path   string
@@ -164,15 +163,15 @@ func (x *Exporter) files(ctx context.Context, op string, files []FileMapping, op
 		sources := make([]source, len(files))
 		local := make(map[string]bool, len(files))
 		for i, f := range files {
-			remote, err := t.remotePath(f.Remote)
+			remote, err := t.remotePath("FileMapping.Remote", f.Remote)
 			if err != nil {
 				return job, err
 			}
 			if remote == "/" || f.Remote == "" {
-				return job, t.invalid("the remote path does not name a file")
+				return job, t.invalid("FileMapping.Remote", "does not name a file")
 			}
 			if abs, err := filepath.Abs(f.Local); err != nil || f.Local == "" || local[abs] {
-				return job, t.invalid("a local path is empty, or given twice")
+				return job, t.invalid("FileMapping.Local", "is empty, or given twice")
 			} else {
 				local[abs] = true
 			}
@@ -206,7 +205,7 @@ type exportJob struct {
 func (t *transfer) exportDir(remote string, options ExportOptions,
 	extract func(context.Context, io.Reader, archive.ExtractOptions) (archive.Summary, error),
 ) (exportJob, error) {
-	source, err := t.remotePath(remote)
+	source, err := t.remotePath("remoteDir", remote)
 	if err != nil {
 		return exportJob{}, err
 	}
@@ -217,20 +216,28 @@ func (t *transfer) exportDir(remote string, options ExportOptions,
 	}
 	exclude, err := archive.NewMatcher(patterns)
 	if err != nil {
-		return exportJob{}, t.invalid(err.Error())
+		return exportJob{}, t.invalid("ExportOptions.Exclude", "%s", err)
 	}
 	job := exportJob{request: archive.RemoteExport{Dir: source, Exclude: exclude}, extract: extract}
 	job.extraction.Exclude = exclude
 	return job, nil
 }
 
-// complete checks the options, and gives them to the job.
-func (t *transfer) complete(job *exportJob, options ExportOptions) error {
-	switch {
-	case options.MaxEntries < 0 || options.MaxBytes < 0 || options.MaxName < 0 || options.MaxDepth < 0 || options.MaxRatio < 0:
-		return t.invalid("a limit is negative")
-	case options.UnsafeLinks < LinksReject || options.UnsafeLinks > LinksKeepAbsolute:
-		return t.invalid("UnsafeLinks is not a LinkPolicy")
+// completeExport checks the options, and gives them to the job.
+func (t *transfer) completeExport(job *exportJob, options ExportOptions) error {
+	for _, limit := range []struct {
+		field string
+		value int64
+	}{
+		{"MaxEntries", options.MaxEntries}, {"MaxBytes", options.MaxBytes}, {"MaxName", int64(options.MaxName)},
+		{"MaxDepth", int64(options.MaxDepth)}, {"MaxRatio", options.MaxRatio},
+	} {
+		if limit.value < 0 {
+			return t.invalid("ExportOptions."+limit.field, "is negative")
+		}
+	}
+	if options.UnsafeLinks < LinksReject || options.UnsafeLinks > LinksKeepAbsolute {
+		return t.invalid("ExportOptions.UnsafeLinks", "is not a LinkPolicy")
 	}
 	job.request.Scratch = path.Join(t.own(), archive.StageName())
 	job.request.Live = options.AllowChanges
@@ -246,13 +253,15 @@ func (x *Exporter) run(ctx context.Context, op string, options ExportOptions, pr
 	start := time.Now()
 	ctx, span := x.l.p.span(ctx, op)
 	defer func() { endSpan(span, err) }()
-	t, err := x.l.transfer(ctx, op)
+	ctx, end := x.l.p.untilClosed(ctx)
+	defer end()
+	t, err := x.l.transfer(op)
 	if err != nil {
 		return TransferResult{}, err
 	}
 	job, err := prepare(t)
 	if err == nil {
-		err = t.complete(&job, options)
+		err = t.completeExport(&job, options)
 	}
 	if err != nil {
 		t.done()
@@ -261,6 +270,10 @@ func (x *Exporter) run(ctx context.Context, op string, options ExportOptions, pr
 	if job.request.Files != nil && len(job.request.Files) == 0 {
 		t.done()
 		return TransferResult{Duration: time.Since(start)}, nil
+	}
+	if err := t.connect(ctx); err != nil {
+		t.done()
+		return TransferResult{}, err
 	}
 	ctx, watch := t.watch(ctx, options.StallTimeout, path.Base(job.request.Scratch), []string{job.request.Scratch})
 	defer watch.end()

@@ -69,7 +69,7 @@ func TestDeepTreesAreMergedOrRefused(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
-	r.ready(t, l)
+	r.server.ResetRequests()
 	if long() {
 		local := t.TempDir()
 		deep(t, local, archive.MaxDepth, "d", "x") // the file is one level deeper
@@ -169,7 +169,7 @@ func TestF2UploadCutAfterSomeBytes(t *testing.T) {
 	l := r.acquired(t)
 	local := t.TempDir()
 	writeFiles(t, local, map[string]string{"d/f": strings.Repeat("x", 5000), "g": "y"})
-	r.ready(t, l)
+	r.server.ResetRequests()
 	if _, err := l.Importer().Dir(t.Context(), local, "whole", ImportOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -379,7 +379,7 @@ func TestF3HugeImports(t *testing.T) {
 	t.Run("small files", func(t *testing.T) {
 		local := t.TempDir()
 		manyFiles(t, local, files, 10)
-		r.ready(t, l)
+		r.server.ResetRequests()
 		result, err := l.Importer().Dir(t.Context(), local, "many", ImportOptions{})
 		if err != nil || result.Bytes != int64(files)*10 {
 			t.Fatalf("%+v, %v, want %d files", result, err, files)

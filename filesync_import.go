@@ -35,6 +35,9 @@ type ImportOptions struct {
 	UnsafeLinks LinkPolicy
 	// Access says what the destination is for.
 	Access Access
+	// Writable is what AccessReadWrite records in place of the destination, such as the directory that a stream's files are
+	// moved to by a command of After. A relative path is meant in the workspace. Empty: the destination.
+	Writable string
 	// Delta leaves out what the sandbox has already. [Importer.Dir] and [Importer.FS] know it.
 	Delta Delta
 	// Delete removes, after everything else is in its place, what the remote directory holds and the source does not.
@@ -143,9 +146,9 @@ func (i *Importer) tree(ctx context.Context, op, remoteDir string, options Impor
 	return i.run(ctx, op, options, func(t *transfer) (importPlan, error) {
 		exclude, err := archive.NewMatcher(options.Exclude)
 		if err != nil {
-			return importPlan{}, t.invalid(err.Error())
+			return importPlan{}, t.invalid("ImportOptions.Exclude", "%s", err)
 		}
-		dest, err := t.remotePath(remoteDir)
+		dest, err := t.remotePath("remoteDir", remoteDir)
 		if err != nil {
 			return importPlan{}, err
 		}
@@ -154,11 +157,13 @@ func (i *Importer) tree(ctx context.Context, op, remoteDir string, options Impor
 		own, ownBelow := below(t.own(), dest)
 		switch {
 		case options.UnsafeLinks != LinksReject:
-			return plan, t.invalid("UnsafeLinks is for streams")
+			return plan, t.invalid("ImportOptions.UnsafeLinks", "is for streams")
+		case options.Mode != 0:
+			return plan, t.invalid("ImportOptions.Mode", "is for single files")
 		case options.Delta != DeltaNone && options.Access == AccessReadOnly:
-			return plan, t.invalid("a read-only bundle is replaced as a whole: it knows no Delta")
+			return plan, t.invalid("ImportOptions.Delta", "does not go with AccessReadOnly: a bundle is replaced as a whole")
 		case options.Access == AccessReadOnly && ownBelow:
-			return plan, t.invalid("the workspace cannot be a read-only bundle")
+			return plan, t.invalid("ImportOptions.Access", "makes a read-only bundle, which the workspace cannot be")
 		case options.Access == AccessReadOnly:
 			plan.bundle = path.Base(dest)
 			write.ReadOnly, write.Prefix = true, plan.bundle+"/"
@@ -203,25 +208,27 @@ func (i *Importer) files(ctx context.Context, op string, files []FileMapping, op
 	return i.run(ctx, op, options, func(t *transfer) (importPlan, error) {
 		switch {
 		case len(options.Exclude) > 0:
-			return importPlan{}, t.invalid("single files have nothing to exclude")
-		case options.FollowLinks || options.UnsafeLinks != LinksReject:
-			return importPlan{}, t.invalid("the links of single files are always followed")
-		case options.Delta != DeltaNone || options.Delete:
-			return importPlan{}, t.invalid("single files know no Delta")
+			return importPlan{}, t.invalid("ImportOptions.Exclude", "is for directories: single files have nothing to exclude")
+		case options.FollowLinks:
+			return importPlan{}, t.invalid("ImportOptions.FollowLinks", "is for directories: the links of single files are always followed")
+		case options.UnsafeLinks != LinksReject:
+			return importPlan{}, t.invalid("ImportOptions.UnsafeLinks", "is for streams")
+		case options.Delta != DeltaNone:
+			return importPlan{}, t.invalid("ImportOptions.Delta", "is for directories")
 		case options.Access == AccessReadOnly:
-			return importPlan{}, t.invalid("only a directory can be a read-only bundle")
+			return importPlan{}, t.invalid("ImportOptions.Access", "makes a read-only bundle, which only a directory can be")
 		}
 		groups := map[string][]archive.HostFile{}
 		names := map[string]bool{}
 		for _, f := range files {
-			dest, err := t.remotePath(f.Remote)
+			dest, err := t.remotePath("FileMapping.Remote", f.Remote)
 			switch {
 			case err != nil:
 				return importPlan{}, err
 			case dest == "/" || f.Remote == "" || strings.HasSuffix(f.Remote, "/"):
-				return importPlan{}, t.invalid("the remote path does not name a file")
+				return importPlan{}, t.invalid("FileMapping.Remote", "does not name a file")
 			case names[dest]:
-				return importPlan{}, t.invalid(archive.QuoteName(dest) + " is the destination of two files")
+				return importPlan{}, t.invalid("FileMapping.Remote", "%s is the destination of two files", archive.QuoteName(dest))
 			}
 			names[dest] = true
 			dir := path.Dir(dest)
@@ -231,7 +238,7 @@ func (i *Importer) files(ctx context.Context, op string, files []FileMapping, op
 		for dir, group := range groups {
 			for at := dir; at != "/"; at = path.Dir(at) {
 				if names[at] {
-					return importPlan{}, t.invalid(archive.QuoteName(at) + " is the destination of a file, and the directory of another one's")
+					return importPlan{}, t.invalid("FileMapping.Remote", "%s is the destination of a file, and the directory of another one's", archive.QuoteName(at))
 				}
 			}
 			write := archive.WriteOptions{MaxName: maxEntryPath(dir)}
@@ -241,7 +248,7 @@ func (i *Importer) files(ctx context.Context, op string, files []FileMapping, op
 			plan.writable = append(plan.writable, dir)
 		}
 		if len(plan.stages) > maxFileDirs {
-			return importPlan{}, t.invalid("the files go to more than 1,000 directories")
+			return importPlan{}, t.invalid("files", "go to more than %d directories", maxFileDirs)
 		}
 		slices.SortFunc(plan.stages, func(a, b importStage) int { return cmp.Compare(a.dest, b.dest) })
 		return plan, nil
@@ -265,21 +272,21 @@ func (i *Importer) Tar(ctx context.Context, stream io.Reader, remoteDir string, 
 	return i.run(ctx, "import stream", options, func(t *transfer) (importPlan, error) {
 		exclude, err := archive.NewMatcher(options.Exclude)
 		if err != nil {
-			return importPlan{}, t.invalid(err.Error())
+			return importPlan{}, t.invalid("ImportOptions.Exclude", "%s", err)
 		}
-		dest, err := t.remotePath(remoteDir)
+		dest, err := t.remotePath("remoteDir", remoteDir)
 		if err != nil {
 			return importPlan{}, err
 		}
 		switch {
 		case options.FollowLinks:
-			return importPlan{}, t.invalid("the links of a stream cannot be followed")
-		case options.Delta != DeltaNone || options.Delete:
-			return importPlan{}, t.invalid("a stream knows no Delta")
+			return importPlan{}, t.invalid("ImportOptions.FollowLinks", "is for directories: the links of a stream lead nowhere on the host")
+		case options.Delta != DeltaNone:
+			return importPlan{}, t.invalid("ImportOptions.Delta", "is for directories")
 		case options.Access == AccessReadOnly:
-			return importPlan{}, t.invalid("a stream cannot be a read-only bundle")
+			return importPlan{}, t.invalid("ImportOptions.Access", "makes a read-only bundle, which only a directory can be")
 		case options.Mode != 0:
-			return importPlan{}, t.invalid("Mode is for single files")
+			return importPlan{}, t.invalid("ImportOptions.Mode", "is for single files")
 		}
 		own, _ := below(t.own(), dest)
 		write := archive.WriteOptions{
@@ -306,25 +313,35 @@ func maxEntryPath(dest string) int {
 	return max(1, longest-len(dest))
 }
 
-// check refuses options that no import knows.
-func (t *transfer) check(options ImportOptions) error {
+// completeImport refuses options that no import knows, and gives the plan what every import does with the others.
+func (t *transfer) completeImport(plan *importPlan, options ImportOptions) error {
 	switch options.Access {
 	case AccessDefault, AccessReadWrite, AccessReadOnly:
 	default:
-		return t.invalid("Access is not one of its values")
+		return t.invalid("ImportOptions.Access", "is not one of its values")
 	}
 	switch options.Delta {
 	case DeltaNone, DeltaTimes, DeltaDigests:
 	default:
-		return t.invalid("Delta is not one of its values")
+		return t.invalid("ImportOptions.Delta", "is not one of its values")
 	}
 	switch options.UnsafeLinks {
 	case LinksReject, LinksOmit, LinksKeepAbsolute:
 	default:
-		return t.invalid("UnsafeLinks is not a LinkPolicy")
+		return t.invalid("ImportOptions.UnsafeLinks", "is not a LinkPolicy")
+	}
+	if options.Writable != "" {
+		if options.Access != AccessReadWrite {
+			return t.invalid("ImportOptions.Writable", "needs AccessReadWrite")
+		}
+		dir, err := t.remotePath("ImportOptions.Writable", options.Writable)
+		if err != nil {
+			return err
+		}
+		plan.writable = []string{dir}
 	}
 	if options.Delete && options.Delta == DeltaNone {
-		return t.invalid("Delete needs a Delta")
+		return t.invalid("ImportOptions.Delete", "needs a Delta")
 	}
 	for _, cmd := range options.After {
 		if _, err := cmd.check(t.op, t.l.ref.Workspace); err != nil {

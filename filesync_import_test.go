@@ -22,15 +22,6 @@ import (
 	"github.com/leasehold-go/leasehold/internal/emulator"
 )
 
-// ready makes the lease read its sandbox, so that the request log shows nothing but what follows.
-func (r *rig) ready(t *testing.T, l *Lease) {
-	t.Helper()
-	if _, err := l.toolbox(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	r.server.ResetRequests()
-}
-
 func TestImportOfAFileSystem(t *testing.T) {
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
@@ -75,7 +66,7 @@ func TestImportOfManyFilesIsOneUpload(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := func(name string) string { return filepath.Join(local, name) }
-	r.ready(t, l)
+	r.server.ResetRequests()
 	result, err := l.Importer().Files(t.Context(), []FileMapping{
 		{file("a"), "x/one", 0}, {file("a"), "x/-two", 0o600}, {file("b"), "y/z/b", 0}, {file("b"), "link/b", 0}, {file("a"), "real/a", 0},
 		{file("large"), disk + "/large", 0}, {file("a"), disk + "/a'\n", 0},
@@ -209,7 +200,7 @@ func TestImportOfAStream(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.ready(t, l)
+		r.server.ResetRequests()
 		result, err := in(bytes.NewReader(data), "whole", ImportOptions{})
 		if err != nil || result.Entries == 0 {
 			t.Fatalf("%+v, %v", result, err)
@@ -363,7 +354,7 @@ func TestCommandsAfterAnImport(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(ws, "canceled", "f")); err != nil {
 		t.Errorf("the file did not stay: %v", err)
 	}
-	r.ready(t, l)
+	r.server.ResetRequests()
 	_, err = l.Importer().Dir(t.Context(), local, "d", ImportOptions{After: []Command{{}}})
 	wantError(t, err, KindInvalid)
 	r.wantRequests(t)
@@ -398,13 +389,16 @@ func TestReadWriteDestinationsAreRecorded(t *testing.T) {
 	in(outside+"/a/b", AccessReadWrite)
 	in("inside", AccessReadWrite)
 	in(odd, AccessReadWrite)
+	if _, err := l.Importer().Dir(t.Context(), local, "staged", ImportOptions{Access: AccessReadWrite, Writable: outside + "/final"}); err != nil {
+		t.Fatal(err)
+	}
 	in(outside+"/a.b", AccessReadWrite)
 	if _, err := l.Importer().Files(t.Context(), []FileMapping{{local + "/f", outside + "/of/f", 0}, {local + "/f", outside + "/files/f", 0}}, ImportOptions{Access: AccessReadWrite}); err != nil {
 		t.Fatal(err)
 	}
-	dirs(outside+"/a.b", outside+"/a/b", outside+"/files", odd, outside+"/of")
+	dirs(outside+"/a.b", outside+"/a/b", outside+"/files", outside+"/final", odd, outside+"/of")
 	in(outside+"/a", AccessReadWrite)
-	dirs(outside+"/a", outside+"/a.b", outside+"/files", odd, outside+"/of")
+	dirs(outside+"/a", outside+"/a.b", outside+"/files", outside+"/final", odd, outside+"/of")
 	data, err := os.ReadFile(filepath.Join(ws, sentinelDir, "writable"))
 	if err != nil || strings.Count(string(data), "a/b") != 1 {
 		t.Errorf("%q, %v, want each directory once", data, err)
@@ -419,7 +413,7 @@ func TestReadWriteDestinationsAreRecorded(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(ws, sentinelDir, "writable"), append(data, "\n\"/cut off\n\"relative\"\n\"/x/../y\"\n\"/last\""...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	dirs("/last", outside+"/a", outside+"/a.b", outside+"/files", odd, outside+"/of")
+	dirs("/last", outside+"/a", outside+"/a.b", outside+"/files", outside+"/final", odd, outside+"/of")
 }
 
 func TestDeltaSendsWhatChanged(t *testing.T) {
@@ -434,7 +428,7 @@ func TestDeltaSendsWhatChanged(t *testing.T) {
 	dest := filepath.Join(ws, "dest")
 	in := func(o ImportOptions) TransferResult {
 		t.Helper()
-		r.ready(t, l)
+		r.server.ResetRequests()
 		result, err := l.Importer().Dir(t.Context(), local, "dest", o)
 		if err != nil {
 			t.Fatal(err)
@@ -520,9 +514,12 @@ func TestDeltaSendsWhatChanged(t *testing.T) {
 
 func TestImportOptionsThatMakeNoSense(t *testing.T) {
 	r := newRig(t, Config{}, emulator.Options{})
-	l := r.acquired(t)
+	l, err := rigProvider(t, r.server, Config{}).Bind(r.acquired(t).Ref()) // nothing is known of the sandbox yet
+	if err != nil {
+		t.Fatal(err)
+	}
 	local := sampleTree(t)
-	r.ready(t, l)
+	r.server.ResetRequests()
 	dir := func(o ImportOptions) error { _, err := l.Importer().Dir(t.Context(), local, "d", o); return err }
 	one := func(o ImportOptions) error {
 		_, err := l.Importer().File(t.Context(), local+"/go.mod", "f", o)
@@ -540,26 +537,38 @@ func TestImportOptionsThatMakeNoSense(t *testing.T) {
 		_, err := l.Importer().Files(t.Context(), files, ImportOptions{})
 		return err
 	}
-	for name, err := range map[string]error{
-		"access":                 dir(ImportOptions{Access: "x"}),
-		"delta":                  dir(ImportOptions{Delta: "x"}),
-		"delete without a delta": dir(ImportOptions{Delete: true}),
-		"policy":                 dir(ImportOptions{UnsafeLinks: 9}),
-		"policy for a directory": dir(ImportOptions{UnsafeLinks: LinksOmit}),
-		"delta of a bundle":      dir(ImportOptions{Access: AccessReadOnly, Delta: DeltaTimes}),
-		"exclude of a file":      one(ImportOptions{Exclude: []string{"x"}}),
-		"delta of a file":        one(ImportOptions{Delta: DeltaTimes}),
-		"links of a file":        one(ImportOptions{FollowLinks: true}),
-		"bundle of a file":       one(ImportOptions{Access: AccessReadOnly}),
-		"delta of a stream":      stream(ImportOptions{Delta: DeltaTimes}),
-		"bundle of a stream":     stream(ImportOptions{Access: AccessReadOnly}),
-		"links of a stream":      stream(ImportOptions{FollowLinks: true}),
-		"mode of a stream":       stream(ImportOptions{Mode: 0o600}),
-		"twice the same":         many("a", "x/../a"),
-		"one in another":         many("a/b/c", "a"),
-		"own scratch":            many(".leasehold-xfer-modes"),
+	for name, tc := range map[string]struct {
+		err   error
+		field string
+	}{
+		"access":                 {dir(ImportOptions{Access: "x"}), "ImportOptions.Access"},
+		"delta":                  {dir(ImportOptions{Delta: "x"}), "ImportOptions.Delta"},
+		"delete without a delta": {dir(ImportOptions{Delete: true}), "ImportOptions.Delete"},
+		"policy":                 {dir(ImportOptions{UnsafeLinks: 9}), "ImportOptions.UnsafeLinks"},
+		"policy for a directory": {dir(ImportOptions{UnsafeLinks: LinksOmit}), "ImportOptions.UnsafeLinks"},
+		"mode of a directory":    {dir(ImportOptions{Mode: 0o600}), "ImportOptions.Mode"},
+		"pattern":                {dir(ImportOptions{Exclude: []string{"["}}), "ImportOptions.Exclude"},
+		"delta of a bundle":      {dir(ImportOptions{Access: AccessReadOnly, Delta: DeltaTimes}), "ImportOptions.Delta"},
+		"writable by itself":     {dir(ImportOptions{Writable: "x"}), "ImportOptions.Writable"},
+		"writable own directory": {dir(ImportOptions{Access: AccessReadWrite, Writable: ".leasehold"}), "ImportOptions.Writable"},
+		"exclude of a file":      {one(ImportOptions{Exclude: []string{"x"}}), "ImportOptions.Exclude"},
+		"delta of a file":        {one(ImportOptions{Delta: DeltaTimes}), "ImportOptions.Delta"},
+		"links of a file":        {one(ImportOptions{FollowLinks: true}), "ImportOptions.FollowLinks"},
+		"policy of a file":       {one(ImportOptions{UnsafeLinks: LinksOmit}), "ImportOptions.UnsafeLinks"},
+		"bundle of a file":       {one(ImportOptions{Access: AccessReadOnly}), "ImportOptions.Access"},
+		"delta of a stream":      {stream(ImportOptions{Delta: DeltaTimes}), "ImportOptions.Delta"},
+		"bundle of a stream":     {stream(ImportOptions{Access: AccessReadOnly}), "ImportOptions.Access"},
+		"links of a stream":      {stream(ImportOptions{FollowLinks: true}), "ImportOptions.FollowLinks"},
+		"mode of a stream":       {stream(ImportOptions{Mode: 0o600}), "ImportOptions.Mode"},
+		"twice the same":         {many("a", "x/../a"), "FileMapping.Remote"},
+		"one in another":         {many("a/b/c", "a"), "FileMapping.Remote"},
+		"own scratch":            {many(".leasehold-xfer-modes"), "FileMapping.Remote"},
 	} {
-		t.Run(name, func(t *testing.T) { wantError(t, err, KindInvalid) })
+		t.Run(name, func(t *testing.T) {
+			if e := wantError(t, tc.err, KindInvalid); len(e.Fields) != 1 || e.Fields[0].Field != tc.field || e.Dispatched != DispatchedNo {
+				t.Errorf("got %+v, want the field %s", e, tc.field)
+			}
+		})
 	}
 	r.wantRequests(t)
 }

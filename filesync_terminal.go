@@ -12,11 +12,14 @@ import (
 
 // throughTerminal exports without a file in the sandbox, see [RouteTerminal].
 func (x *Exporter) throughTerminal(ctx context.Context, op string, job exportJob, m *meter, watch *watch) (archive.Summary, error) {
-	t, err := x.l.transfer(ctx, op)
+	t, err := x.l.transfer(op)
 	if err != nil {
 		return archive.Summary{}, err
 	}
-	sb, err := x.l.p.readOwned(ctx, op, x.l.ref)
+	var sb *daytona.Sandbox
+	if err = t.connect(ctx); err == nil {
+		sb, err = x.l.p.readOwned(ctx, op, x.l.ref)
+	}
 	if err != nil {
 		t.done()
 		return archive.Summary{}, err

@@ -33,14 +33,19 @@ func (i *Importer) run(ctx context.Context, op string, options ImportOptions, pr
 	start := time.Now()
 	ctx, span := i.l.p.span(ctx, op)
 	defer func() { endSpan(span, err) }()
+	ctx, end := i.l.p.untilClosed(ctx)
+	defer end()
 	for attempt := 0; ; attempt++ {
-		t, err := i.l.transfer(ctx, op)
+		t, err := i.l.transfer(op)
 		if err != nil {
 			return TransferResult{}, err
 		}
 		plan, err := prepare(t)
 		if err == nil {
-			err = t.check(options)
+			err = t.completeImport(&plan, options)
+		}
+		if err == nil {
+			err = t.connect(ctx)
 		}
 		if err != nil {
 			t.done()

@@ -21,11 +21,14 @@ const maxWritable = 1 << 20
 // several hosts share it. It is advice, not a boundary: commands can change it.
 func (l *Lease) WritableDirs(ctx context.Context) ([]string, error) {
 	const op = "list writable directories"
-	t, err := l.transfer(ctx, op)
+	t, err := l.transfer(op)
 	if err != nil {
 		return nil, err
 	}
 	defer t.done()
+	if err := t.connect(ctx); err != nil {
+		return nil, err
+	}
 	data, err := t.box.ReadFile(ctx, path.Join(t.own(), archive.Writable), maxWritable)
 	if mapped := failed(op, err); mapped != nil && mapped.Kind != KindNotFound {
 		if errors.Is(mapped, ErrLimit) {

@@ -2,6 +2,7 @@ package leasehold
 
 import (
 	"context"
+	"fmt"
 	"iter"
 	"slices"
 	"strings"
@@ -38,27 +39,52 @@ const (
 
 // Activity is something that is alive, or cannot be proved not to be.
 type Activity struct {
-	Kind    ActivityKind
-	Op      string // the operation or request that began it, such as "run" or "stop"
-	Scope   Scope  // the zero value: of no scope, such as a sweep
-	Account string // fingerprint of endpoint and organisation, else of endpoint and credential; empty: of no scope
-	Sandbox string // the provider's id; empty: not known yet, or of no sandbox
-	Attempt string // of the sandbox's creation; empty: of no sandbox
+	Kind    ActivityKind `json:"kind"`
+	Op      string       `json:"op"`                // the operation or request that began it, such as "run" or "stop"
+	Scope   Scope        `json:"scope"`             // the zero value: of no scope, such as a sweep
+	Account string       `json:"account,omitempty"` // fingerprint of endpoint and organisation, else of endpoint and credential; empty: of no scope
+	Sandbox string       `json:"sandbox,omitempty"` // the provider's id; empty: not known yet, or of no sandbox
+	Attempt string       `json:"attempt,omitempty"` // of the sandbox's creation; empty: of no sandbox
 	// Since is when it began, or was first lost from sight. It is made from how long that is ago: what a setting of the
 	// host's clock does to it, it does to time.Now as well.
-	Since time.Time
+	Since time.Time `json:"since"`
 	// Unwatched reports that nobody here will see it end: it counts until a receipt or [Provider.ProveIdle] shows the
 	// sandbox stopped or gone.
-	Unwatched bool
+	Unwatched bool `json:"unwatched,omitempty"`
 	// Requests is how many requests of this Op were left without an answer, for one that is Unwatched. A timeout does not
 	// settle the request behind it.
-	Requests int
+	Requests int `json:"requests,omitempty"`
+}
+
+// String returns the kind, the operation, the sandbox and since when it is active.
+func (a Activity) String() string {
+	s := fmt.Sprintf("%s %q", a.Kind, a.Op)
+	if a.Sandbox != "" {
+		s += " in sandbox " + a.Sandbox
+	}
+	s += " since " + a.Since.UTC().Format(time.RFC3339)
+	if a.Unwatched {
+		s += ", unwatched"
+	}
+	return s
 }
 
 // IdleReport says whether anything is active, and what.
 type IdleReport struct {
-	Idle   bool       // Active is empty
-	Active []Activity // the oldest first
+	Idle   bool       `json:"idle"`             // Active is empty
+	Active []Activity `json:"active,omitempty"` // the oldest first
+}
+
+// String returns "idle", or what is active.
+func (r IdleReport) String() string {
+	if r.Idle {
+		return "idle"
+	}
+	lines := make([]string, len(r.Active))
+	for i, a := range r.Active {
+		lines[i] = a.String()
+	}
+	return "active: " + strings.Join(lines, "; ")
 }
 
 // Idle implements [Provider].
@@ -83,9 +109,18 @@ func (p *provider) Idle(scopes ...Scope) IdleReport {
 	return report
 }
 
-// ofScopes returns what tells whether something is of one of the scopes; without any, everything is.
+// ofScopes returns what tells whether something is of one of the scopes, of which an empty field stands for any value;
+// without any scope, everything is.
 func ofScopes(scopes []Scope) func(tenancy) bool {
-	return func(of tenancy) bool { return len(scopes) == 0 || slices.Contains(scopes, of.Scope) }
+	return func(of tenancy) bool {
+		return len(scopes) == 0 || slices.ContainsFunc(scopes, func(s Scope) bool { return s.covers(of.Scope) })
+	}
+}
+
+func (s Scope) covers(of Scope) bool {
+	one := func(pattern, value string) bool { return pattern == "" || pattern == value }
+	return one(s.Tenant, of.Tenant) && one(s.Environment, of.Environment) && one(s.Run, of.Run) &&
+		one(s.Agent, of.Agent) && one(s.Workspace, of.Workspace)
 }
 
 // proofsAtOnce bounds the sandboxes that a proof looks at at the same time.
@@ -300,12 +335,15 @@ type holding struct {
 //     gone, or until somebody who found it again calls ended.
 //
 // Giving the lease back waits for either, for a while; what is to be closed then registers with onClose. hold fails with
-// [ErrClosed] once the lease is being given back. A call that holds nothing open uses begin.
+// [ErrClosed] once the lease is being given back, or the provider closed. A call that holds nothing open uses begin.
 func (l *Lease) hold(kind ActivityKind, op string) (*holding, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.closed {
-		return nil, &Error{Op: op, Kind: KindClosed, Sandbox: l.ref.Sandbox, Dispatched: DispatchedNo, Message: "the lease was given back"}
+		return nil, &Error{Op: op, Kind: KindClosed, Sandbox: l.ref.Sandbox, Dispatched: DispatchedNo, Message: errGivenBack.Error()}
+	}
+	if l.p.isClosed() {
+		return nil, &Error{Op: op, Kind: KindClosed, Sandbox: l.ref.Sandbox, Dispatched: DispatchedNo, Message: errProviderClosed.Error()}
 	}
 	l.active++
 	h := &holding{l: l, kind: kind, op: op}

@@ -3,6 +3,7 @@ package leasehold
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -459,11 +460,16 @@ func TestI1ScopesSideBySide(t *testing.T) {
 		if _, err := r.Release(t.Context(), a.ref, ReleaseOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		wantActive(t, r.Idle(one.Scope))
+		other := one.Scope
+		other.Agent = "a third"
+		wantActive(t, r.Idle(other))
 		wantActive(t, r.Idle(two.Scope), "allocation acquire?")
-		wantActive(t, r.Idle(one.Scope, two.Scope), "allocation acquire?")
+		wantActive(t, r.Idle(other, two.Scope), "allocation acquire?")
+		wantActive(t, r.Idle(Scope{Tenant: "acme"}), "allocation acquire?")
+		wantActive(t, r.Idle(one.Scope), "allocation acquire?") // of the run, whatever the agent
+		wantActive(t, r.Idle(Scope{Tenant: "another"}))
 		r.server.ResetRequests()
-		report, err := r.ProveIdle(t.Context(), one.Scope)
+		report, err := r.ProveIdle(t.Context(), other)
 		if err != nil {
 			t.Error(err)
 		}
@@ -476,6 +482,25 @@ func TestI1ScopesSideBySide(t *testing.T) {
 		}
 		wantActive(t, r.Idle())
 	})
+}
+
+func TestIdleReportsReadWell(t *testing.T) {
+	report := IdleReport{Active: []Activity{
+		{Kind: ActivityCommand, Op: "run", Scope: request().Scope, Sandbox: "id", Since: time.Unix(0, 0)},
+		{Kind: ActivityCreation, Op: "acquire", Since: time.Unix(1, 0), Unwatched: true},
+	}}
+	want := `active: command "run" in sandbox id since 1970-01-01T00:00:00Z; creation "acquire" since 1970-01-01T00:00:01Z, unwatched`
+	if got := report.String(); got != want {
+		t.Errorf("String() = %s\nwant %s", got, want)
+	}
+	if got := (IdleReport{Idle: true}).String(); got != "idle" {
+		t.Errorf("String() = %s, want idle", got)
+	}
+	data, err := json.Marshal(report.Active[:1])
+	want = `[{"kind":"command","op":"run","scope":{"tenant":"acme","environment":"test","run":"run-1"},"sandbox":"id","since":"`
+	if err != nil || !strings.HasPrefix(string(data), want) {
+		t.Errorf("JSON = %s, %v\nwant %s…", data, err, want)
+	}
 }
 
 // TestI1AnotherAccount neither proves anything of ours, nor is made active by it.
@@ -519,7 +544,7 @@ func TestI1AnotherAccount(t *testing.T) {
 		}
 		home.server.SetKey("home-key", emulator.Key{Organization: "elsewhere"})
 		report, err := home.ProveIdle(t.Context())
-		wantError(t, err, KindUncertain)
+		wantError(t, err, KindNotOwned)
 		wantActive(t, report, "allocation acquire?")
 		home.server.SetKey("home-key", emulator.Key{Organization: "home"})
 		home.wantProof(t, "allocation acquire?")

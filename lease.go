@@ -142,7 +142,7 @@ type Lease struct {
 	boxOf   uint64           // about.Clears() when box was set
 	closers []func(context.Context)
 
-	open context.Context         // ends when the lease begins to be given back
+	open context.Context         // ends when the lease begins to be given back, or the provider is closed
 	shut context.CancelCauseFunc // ends it
 
 	resolving chan struct{} // holds one token: taken by whoever resolves box
@@ -155,7 +155,7 @@ type Lease struct {
 }
 
 func newLease(p *provider, ref LeaseRef) *Lease {
-	open, shut := context.WithCancelCause(context.Background())
+	open, shut := context.WithCancelCause(p.work)
 	ref = ref.clone()
 	return &Lease{
 		p: p, ref: ref, about: p.about(ref.target()), client: p.clientFor(ref.target()), bwrap: bwrapState{probe: ref.Bwrap},
@@ -218,11 +218,11 @@ func (l *Lease) abandon() {
 	l.shut(errGivenBack)
 }
 
-// whileOpen returns a context that also ends, with errGivenBack as its cause, when the lease begins to be given back. It
-// is for what has not yet changed anything in the sandbox.
+// whileOpen returns a context that also ends when the lease begins to be given back, with errGivenBack as its cause, or when
+// the provider is closed, with errProviderClosed. It is for what has not yet changed anything in the sandbox.
 func (l *Lease) whileOpen(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	disarm := context.AfterFunc(l.open, func() { cancel(errGivenBack) })
+	disarm := context.AfterFunc(l.open, func() { cancel(context.Cause(l.open)) })
 	return ctx, func() {
 		disarm()
 		cancel(nil)
@@ -258,8 +258,8 @@ func (l *Lease) close(ctx context.Context) {
 	}
 }
 
-// toolbox returns the connection to the running sandbox. The first use, and the first after the sandbox was found not
-// running, reads the sandbox and verifies that it is ours; it starts nothing.
+// toolbox returns the connection to the running sandbox. The first use after [Provider.Bind], and the first after the
+// sandbox was found not running, reads the sandbox and verifies that it is ours; it starts nothing.
 func (l *Lease) toolbox(ctx context.Context) (*daytona.Toolbox, error) {
 	if box := l.resolved(); box != nil {
 		return box, nil

@@ -28,6 +28,13 @@ const (
 // AcquireRequest asks for a lease.
 type AcquireRequest struct {
 	Scope Scope
+	// Snapshot or Image is what the sandbox is made from, in place of what [Config] says of both and of Resources. With
+	// neither, Resources are in place of Config's, for its Image.
+	Snapshot  string
+	Image     string
+	Resources Resources
+	// Reuse makes release stop the sandbox, so that resume can start it again. False: as Config.Reuse says.
+	Reuse bool
 	// ExpiresAt is when the provider must destroy the sandbox at the latest, in whatever state it is then, even if it
 	// never hears from this process again. It is rounded down to whole minutes from now; the earlier of it and
 	// Config.TTL applies. Zero: Config.TTL alone.
@@ -37,31 +44,46 @@ type AcquireRequest struct {
 	Labels map[string]string
 }
 
+// origin is what the sandbox is made from, given what the configuration says.
+func (r *AcquireRequest) origin(configured origin) origin {
+	switch {
+	case r.Snapshot != "" || r.Image != "":
+		return origin{r.Snapshot, r.Image, r.Resources}
+	case r.Resources != Resources{}:
+		configured.resources = r.Resources
+	}
+	return configured
+}
+
 func (p *provider) checkRequest(op string, request AcquireRequest) (ttlMinutes int, err error) {
 	var bad problems
-	request.Scope.check(&bad, "Scope")
-	checkLabels(&bad, "Labels", request.Labels)
+	request.Scope.check(&bad, "AcquireRequest.Scope")
+	request.origin(p.cfg.origin()).check(&bad, "AcquireRequest")
+	if request.Reuse && *p.cfg.AutoDeleteMinutes == 0 {
+		bad.add("AcquireRequest.Reuse", "contradicts Config.AutoDeleteMinutes 0, which deletes a sandbox when it stops")
+	}
+	checkLabels(&bad, "AcquireRequest.Labels", request.Labels)
 	own := len(p.newCreation(request.Scope, false, nil).Labels)
 	if len(request.Labels)+own > maxLabels {
-		bad.add("Labels", "has over %d entries, which with the library's own makes over %d", maxLabels-own, maxLabels)
+		bad.add("AcquireRequest.Labels", "has over %d entries, which with the library's own makes over %d", maxLabels-own, maxLabels)
 	}
 	for key := range request.Labels {
 		switch {
 		case len(request.Labels) > maxLabels || !labelKeyForm.MatchString(key): // of any number and length, and reported
 		case strings.HasPrefix(key, p.cfg.LabelPrefix):
-			bad.add("Labels."+key, "starts with the prefix of the library's own labels")
+			bad.add("AcquireRequest.Labels."+key, "starts with the prefix of the library's own labels")
 		case key == daytona.LanguageLabel:
-			bad.add("Labels."+key, "is the provider's own label")
+			bad.add("AcquireRequest.Labels."+key, "is the provider's own label")
 		}
 	}
 	ttl := p.cfg.TTL
 	if !request.ExpiresAt.IsZero() {
 		left := time.Until(request.ExpiresAt)
 		if left < time.Minute {
-			bad.add("ExpiresAt", "is under one minute away")
+			bad.add("AcquireRequest.ExpiresAt", "is under one minute away")
 		}
 		if left/time.Minute > maxMinutes {
-			bad.add("ExpiresAt", "is over %d minutes away", maxMinutes)
+			bad.add("AcquireRequest.ExpiresAt", "is over %d minutes away", maxMinutes)
 		}
 		if ttl == 0 || left < ttl {
 			ttl = left
@@ -72,7 +94,7 @@ func (p *provider) checkRequest(op string, request AcquireRequest) (ttlMinutes i
 
 // Acquire implements [Provider].
 func (p *provider) Acquire(ctx context.Context, request AcquireRequest) (*Lease, error) {
-	return p.acquire(ctx, "acquire", request, p.cfg.Reuse)
+	return p.acquire(ctx, "acquire", request, p.cfg.Reuse || request.Reuse)
 }
 
 func (p *provider) acquire(ctx context.Context, op string, request AcquireRequest, reuse bool) (_ *Lease, err error) {
@@ -105,10 +127,10 @@ func (p *provider) acquire(ctx context.Context, op string, request AcquireReques
 		defer cancel(nil)
 		stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 		defer stop()
-		ref, err := a.run(work, step)
+		ref, sb, err := a.run(work, step)
 		if err == nil {
 			select {
-			case lease <- p.fresh(ref):
+			case lease <- p.fresh(op, ref, sb):
 				return
 			case <-abandoned:
 				p.forget(p.bind(ref))
@@ -174,21 +196,22 @@ func (a *acquisition) see(id string) {
 }
 
 // run creates the sandbox and makes it a lease. The creation itself is on work, which the caller's cancellation does
-// not end: aborting the request would only lose its reply. All that follows is on step, which it ends.
-func (a *acquisition) run(work, step context.Context) (LeaseRef, error) {
+// not end: aborting the request would only lose its reply. All that follows is on step, which it ends. It returns the
+// sandbox as it was last read.
+func (a *acquisition) run(work, step context.Context) (LeaseRef, *daytona.Sandbox, error) {
 	a.p.attestOnce(work)
 	a.mu.Lock()
 	a.creation.Account = a.p.account.known()
 	a.mu.Unlock()
 	if err := a.commit(step); err != nil {
-		return LeaseRef{}, err
+		return LeaseRef{}, nil, err
 	}
 	id, err := a.create(work, step)
 	if err != nil {
-		return LeaseRef{}, err
+		return LeaseRef{}, nil, err
 	}
 	if err := a.observe(step, id); err != nil {
-		return LeaseRef{}, err
+		return LeaseRef{}, nil, err
 	}
 	a.mu.Lock()
 	creation := a.creation
@@ -197,7 +220,7 @@ func (a *acquisition) run(work, step context.Context) (LeaseRef, error) {
 	t.id = id
 	sb, err := a.p.drive(step, a.op, t, goalStarted)
 	if err != nil {
-		return LeaseRef{}, err
+		return LeaseRef{}, nil, err
 	}
 	ref := LeaseRef{
 		Version: leaseRefVersion, Sandbox: id, Name: creation.Name, Scope: creation.Scope, Attempt: creation.Attempt,
@@ -206,18 +229,18 @@ func (a *acquisition) run(work, step context.Context) (LeaseRef, error) {
 	}
 	a.enter(PhaseExpiry)
 	if ref.ExpiresAt, err = a.confirmExpiry(sb); err != nil {
-		return LeaseRef{}, err
+		return LeaseRef{}, nil, err
 	}
 	ref.Sentinel = sentinelToken(ref)
 	setup, err := a.p.setUp(step, a.op, a.p.clientFor(t).Toolbox(sb), ref, a.enter)
 	if err != nil {
-		return LeaseRef{}, err
+		return LeaseRef{}, nil, err
 	}
 	ref.Workspace, ref.Shell, ref.Bwrap = setup.workspace, setup.shell, setup.bwrap
 	if ref.check(a.op) != nil { // it could not be read back
-		return LeaseRef{}, &Error{Op: a.op, Kind: KindProtocol, Sandbox: id, Dispatched: DispatchedYes, Message: "the provider gave a sandbox that no reference can describe"}
+		return LeaseRef{}, nil, &Error{Op: a.op, Kind: KindProtocol, Sandbox: id, Dispatched: DispatchedYes, Message: "the provider gave a sandbox that no reference can describe"}
 	}
-	return ref, a.p.ledger.note(step, a.op, ref.Attempt, func(r *Record) {
+	return ref, sb, a.p.ledger.note(step, a.op, ref.Attempt, func(r *Record) {
 		lease := ref.clone()
 		r.State, r.Lease, r.Envelope.Account = StateLeased, &lease, a.p.account.known()
 		if a.reuse {
@@ -345,7 +368,7 @@ func (a *acquisition) settled(refused bool) {
 
 // submit sends the creation, unless the caller has left: what it took with it says that nothing was sent.
 func (a *acquisition) submit(work context.Context) (*daytona.Sandbox, error) {
-	cfg := &a.p.cfg
+	cfg, origin := &a.p.cfg, a.request.origin(a.p.cfg.origin())
 	a.mu.Lock()
 	left, creation := a.left, a.creation
 	if a.submitted = !left; !left {
@@ -359,9 +382,9 @@ func (a *acquisition) submit(work context.Context) (*daytona.Sandbox, error) {
 	ctx, cancel := context.WithTimeout(work, min(replyHold+cfg.CallTimeout, time.Until(a.until)))
 	defer cancel()
 	return a.p.clientFor(creation.target()).Create(ctx, daytona.CreateRequest{
-		Name: creation.Name, Snapshot: cfg.Snapshot, Image: cfg.Image, Language: daytona.Language(cfg.Language),
+		Name: creation.Name, Snapshot: origin.snapshot, Image: origin.image, Language: daytona.Language(cfg.Language),
 		Target: cfg.Target, Labels: creation.Labels,
-		Resources: daytona.Resources{CPU: cfg.Resources.CPU, GPU: cfg.Resources.GPU, Memory: cfg.Resources.Memory, Disk: cfg.Resources.Disk},
+		Resources: daytona.Resources{CPU: origin.resources.CPU, GPU: origin.resources.GPU, Memory: origin.resources.Memory, Disk: origin.resources.Disk},
 		AutoStop:  cfg.AutoStopMinutes, AutoArchive: cfg.AutoArchiveMinutes, AutoDelete: cfg.AutoDeleteMinutes,
 		TTL: a.ttl,
 	})

@@ -136,13 +136,16 @@ func TestAcquireRefusesBadRequestsBeforeSending(t *testing.T) {
 		request AcquireRequest
 		field   string
 	}{
-		{"no scope", AcquireRequest{}, "Scope.Tenant"},
-		{"tenant with a slash", AcquireRequest{Scope: Scope{Tenant: "a/b", Environment: "e", Run: "r"}}, "Scope.Tenant"},
-		{"label of the library's", AcquireRequest{Scope: request().Scope, Labels: map[string]string{"leasehold-run": "x"}}, "Labels.leasehold-run"},
-		{"label of the provider's", AcquireRequest{Scope: request().Scope, Labels: map[string]string{"code-toolbox-language": "x"}}, "Labels.code-toolbox-language"},
-		{"too many labels", AcquireRequest{Scope: request().Scope, Labels: many}, "Labels"},
-		{"expiry in the past", AcquireRequest{Scope: request().Scope, ExpiresAt: time.Now().Add(-time.Hour)}, "ExpiresAt"},
-		{"expiry in 59 s", AcquireRequest{Scope: request().Scope, ExpiresAt: time.Now().Add(59 * time.Second)}, "ExpiresAt"},
+		{"no scope", AcquireRequest{}, "AcquireRequest.Scope.Tenant"},
+		{"tenant with a slash", AcquireRequest{Scope: Scope{Tenant: "a/b", Environment: "e", Run: "r"}}, "AcquireRequest.Scope.Tenant"},
+		{"label of the library's", AcquireRequest{Scope: request().Scope, Labels: map[string]string{"leasehold-run": "x"}}, "AcquireRequest.Labels.leasehold-run"},
+		{"label of the provider's", AcquireRequest{Scope: request().Scope, Labels: map[string]string{"code-toolbox-language": "x"}}, "AcquireRequest.Labels.code-toolbox-language"},
+		{"too many labels", AcquireRequest{Scope: request().Scope, Labels: many}, "AcquireRequest.Labels"},
+		{"expiry in the past", AcquireRequest{Scope: request().Scope, ExpiresAt: time.Now().Add(-time.Hour)}, "AcquireRequest.ExpiresAt"},
+		{"image and snapshot", AcquireRequest{Scope: request().Scope, Image: "debian", Snapshot: "small"}, "AcquireRequest.Image"},
+		{"resources of a snapshot", AcquireRequest{Scope: request().Scope, Snapshot: "small", Resources: Resources{CPU: 1}}, "AcquireRequest.Resources"},
+		{"resources of nothing", AcquireRequest{Scope: request().Scope, Resources: Resources{CPU: 1}}, "AcquireRequest.Resources"},
+		{"expiry in 59 s", AcquireRequest{Scope: request().Scope, ExpiresAt: time.Now().Add(59 * time.Second)}, "AcquireRequest.ExpiresAt"},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

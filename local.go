@@ -37,10 +37,10 @@ const LocalSnapshot = emulator.DefaultSnapshot
 func NewLocal(config LocalConfig) (Provider, error) {
 	var p problems
 	if config.Config.APIKey != "" {
-		p.add("Config.APIKey", "must be empty: the local backend has its own")
+		p.add("LocalConfig.Config.APIKey", "must be empty: the local backend has its own")
 	}
 	if config.Config.APIURL != "" {
-		p.add("Config.APIURL", "must be empty: the local backend has its own")
+		p.add("LocalConfig.Config.APIURL", "must be empty: the local backend has its own")
 	}
 	if err := p.err("configure"); err != nil {
 		return nil, err

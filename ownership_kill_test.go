@@ -470,7 +470,11 @@ func TestKilledAnywhere(t *testing.T) {
 				return at, andThen
 			}
 			step := oneIn()
-			if !raced && operation != "sweep" {
+			switch {
+			case operation == "sweep":
+			case raced:
+				step = 7
+			default:
 				step = 1
 			}
 			n := everyPoint(t, step, func(t *testing.T, point int) string {

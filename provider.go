@@ -37,13 +37,14 @@ type Provider interface {
 	// Probe proves that leases can be had: it acquires one, and destroys it. It reports where it failed.
 	Probe(ctx context.Context, request AcquireRequest) (ProbeReport, error)
 	// Inspect looks, without changing anything, for the sandbox of a creation that could not be accounted for. Store
-	// the envelope it returns, which holds the sandbox's id, before calling Cleanup. While no sandbox of the name was
+	// the envelope it returns, which holds the sandbox's id, and the account if the API attests it by now, before calling Cleanup. While no sandbox of the name was
 	// ever seen it fails with [ErrUncertain]: one may still appear.
 	Inspect(ctx context.Context, envelope CleanupEnvelope) (CleanupEnvelope, error)
 	// Cleanup deletes the sandbox that Inspect observed, and returns when a fresh read shows that it is gone. It fails
 	// with [ErrUncertain] for an envelope without an observed id, without having deleted anything.
 	Cleanup(ctx context.Context, envelope CleanupEnvelope) (Receipt, error)
-	// Idle reports what is active, of the scopes given or, without any, of all: calls, requests, commands, terminals and
+	// Idle reports what is active, of the scopes given, of which an empty field stands for any value, or, without any, of
+	// all: calls, requests, commands, terminals and
 	// channels that are under way, sandboxes that may run, and what was left without a proof of its end. It makes no request
 	// and does not wait. It knows of what this provider has done, not of what an earlier process left behind: that is in
 	// references, in envelopes and on the durable list. A provider that was not used, or only ever read with, is idle.
@@ -67,10 +68,11 @@ type Provider interface {
 	//		host.MaySleep(idle)
 	//	}
 	IdleChanges(ctx context.Context) iter.Seq[bool]
-	// Close refuses new calls, waits until ctx ends for what is still under way in the background, cancels the rest,
-	// and closes idle connections. It releases no lease: a lease outlives its host, but with [Config.Store] is an orphan
-	// unless a host resumes it, or uses it, within [Config.ClaimTime]. A local provider also ends its
-	// backend, and every sandbox and process in it. Later calls return nil.
+	// Close refuses new calls, of its leases too, waits until ctx ends for acquisitions, releases and the like, cancels
+	// the rest, and closes idle connections. Calls that it does not wait for fail with [ErrClosed]: terminals, channels and
+	// transfers end, while commands go on, as after [Process.Detach]. It releases no lease: a lease outlives its host, but
+	// with [Config.Store] is an orphan unless a host resumes it, or uses it, within [Config.ClaimTime]. A local provider also
+	// ends its backend, and every sandbox and process in it. Later calls return nil.
 	Close(ctx context.Context) error
 }
 
@@ -93,10 +95,10 @@ type provider struct {
 	proving    chan struct{}      // holds one token: taken by whoever proves idleness
 	resumes    singleflight.Group // by LeaseRef.key
 
-	work   context.Context // parent of everything that outlives a call; ended by Close
-	cancel context.CancelFunc
+	work   context.Context // parent of everything that outlives a call; ended by Close, with errProviderClosed
+	cancel context.CancelCauseFunc
 	tasks  sync.WaitGroup
-	// streams are the goroutines of open terminals and channels, which the end of work ends.
+	// streams are transfers, and the goroutines of open terminals and channels, which the end of work ends.
 	streams sync.WaitGroup
 
 	mu        sync.Mutex
@@ -142,7 +144,7 @@ func newProvider(config Config) (*provider, error) {
 	p.cfg.APIKey = "" // the client has it, where no print of a value that holds a provider reaches
 	p.everything = p.idle.Subject(tenancy{}, "")
 	p.ledger = newLedger(&p.cfg, p.everything)
-	p.work, p.cancel = context.WithCancel(context.Background())
+	p.work, p.cancel = context.WithCancelCause(context.Background())
 	return p, nil
 }
 
@@ -166,9 +168,9 @@ func (p *provider) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		err = failed("close", ctxError(ctx))
 	}
-	p.cancel()
+	p.cancel(errProviderClosed)
 	<-settled
-	p.streams.Wait()
+	p.awaitStreams(ctx)
 	p.ledger.close(ctx)
 	p.client.Close()
 	if p.onClose != nil {
@@ -181,6 +183,32 @@ func (p *provider) Close(ctx context.Context) error {
 
 // errProviderClosed ends the work that Close did not wait for.
 var errProviderClosed = errors.New("the provider was closed")
+
+// awaitStreams waits for what transfers, terminals and channels still have to tidy up, which is bounded, but not for a
+// writer or a reader of the caller's that blocks.
+func (p *provider) awaitStreams(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.cfg.CallTimeout)
+	defer cancel()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		p.streams.Wait()
+	}()
+	select {
+	case <-ended:
+	case <-ctx.Done():
+	}
+}
+
+// untilClosed returns a context that also ends, with errProviderClosed as its cause, when the provider is closed.
+func (p *provider) untilClosed(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	disarm := context.AfterFunc(p.work, func() { cancel(errProviderClosed) })
+	return ctx, func() {
+		disarm()
+		cancel(nil)
+	}
+}
 
 // start admits a call, counts it under what it is about, and returns the context of its work: it keeps ctx's values, ends
 // after the provider's budget or with the provider, and not with ctx. finish must be called when the work is done.
@@ -218,7 +246,13 @@ func (p *provider) open(ctx context.Context, op string) (work context.Context, s
 	}), nil
 }
 
-// admitStream counts a terminal or channel that is about to be opened, unless the provider is closed.
+func (p *provider) isClosed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.closed
+}
+
+// admitStream counts a transfer, or a terminal or channel that is about to be opened, unless the provider is closed.
 func (p *provider) admitStream() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -241,10 +275,11 @@ func (p *provider) bind(ref LeaseRef) *Lease {
 	return l
 }
 
-// fresh is bind for a lease that was acquired just now: no import has named a writable directory yet.
-func (p *provider) fresh(ref LeaseRef) *Lease {
+// fresh is bind for a lease that was acquired just now: its sandbox runs, and no import has named a writable directory yet.
+func (p *provider) fresh(op string, ref LeaseRef, sb *daytona.Sandbox) *Lease {
 	l := p.bind(ref)
 	l.bwrap.know(&writableList{})
+	l.connected(op, l.client.Toolbox(sb))
 	return l
 }
 
@@ -262,10 +297,7 @@ func (p *provider) Bind(ref LeaseRef) (*Lease, error) {
 	if err := ref.check("bind"); err != nil {
 		return nil, err
 	}
-	p.mu.Lock()
-	closed := p.closed
-	p.mu.Unlock()
-	if closed {
+	if p.isClosed() {
 		return nil, &Error{Op: "bind", Kind: KindClosed, Sandbox: ref.Sandbox, Dispatched: DispatchedNo, Message: "the provider is closed"}
 	}
 	return p.bind(ref), nil

@@ -28,7 +28,7 @@ func NewSnapshots(p Provider) (*Snapshots, error) {
 	own, ok := p.(*provider)
 	if !ok {
 		var bad problems
-		bad.add("Provider", "is not of this package")
+		bad.add("p", "is not of this package")
 		return nil, bad.err("configure snapshots")
 	}
 	return &Snapshots{own}, nil
@@ -124,19 +124,19 @@ type BuildRequest struct {
 func (r *BuildRequest) check(p *problems) {
 	switch {
 	case (r.Dockerfile == "") == (r.Image == ""):
-		p.add("Image", "or Dockerfile must be set, and not both")
+		p.add("BuildRequest.Image", "or Dockerfile must be set, and not both")
 	case r.Image != "":
 		if problem := imageProblem(r.Image); problem != "" {
-			p.add("Image", "%s", problem)
+			p.add("BuildRequest.Image", "%s", problem)
 		}
 	case len(r.Dockerfile) > maxDockerfile || strings.ContainsRune(r.Dockerfile, 0):
-		p.add("Dockerfile", "is over %d bytes, or has a NUL byte", maxDockerfile)
+		p.add("BuildRequest.Dockerfile", "is over %d bytes, or has a NUL byte", maxDockerfile)
 	case !fromForm.MatchString(r.Dockerfile):
-		p.add("Dockerfile", "has no FROM")
+		p.add("BuildRequest.Dockerfile", "has no FROM")
 	}
-	checkResources(p, r.Resources, true)
-	checkText(p, "Region", r.Region)
-	r.Timeout = checkDuration(p, "Timeout", r.Timeout, DefaultBuildTimeout)
+	r.Resources.check(p, "BuildRequest")
+	checkText(p, "BuildRequest.Region", r.Region)
+	r.Timeout = checkDuration(p, "BuildRequest.Timeout", r.Timeout, DefaultBuildTimeout)
 }
 
 // maxDockerfile bounds a Dockerfile, in bytes. Docker's own parser stops at lines of 64 KiB.
@@ -220,7 +220,7 @@ func (s *Snapshots) Capture(ctx context.Context, l *Lease, ref SnapshotRef) (_ S
 	var p problems
 	ref.problems(&p)
 	if l == nil || l.p != s.p {
-		p.add("Lease", "is not of this provider")
+		p.add("l", "is not of this provider")
 	}
 	if err := p.err(op); err != nil {
 		return ref, err

@@ -40,18 +40,18 @@ func (i ImageSpec) Dockerfile() (string, error) {
 	line := func(format string, args ...any) { fmt.Fprintf(&file, format+"\n", args...) }
 	oneLine := func(field, value string) {
 		if strings.ContainsAny(value, "\r\n\x00") {
-			p.add(field, "has more than one line")
+			p.add("ImageSpec."+field, "has more than one line")
 		}
 	}
 	if i.Base == "" {
-		p.add("Base", "is missing")
+		p.add("ImageSpec.Base", "is missing")
 	} else if !imageForm.MatchString(i.Base) {
-		p.add("Base", "is no name of an image")
+		p.add("ImageSpec.Base", "is no name of an image")
 	}
 	line("FROM %s", i.Base)
 	for _, name := range slices.Sorted(maps.Keys(i.Env)) {
 		if !variableForm.MatchString(name) {
-			p.add("Env", "has a name that is none: letters, digits and _")
+			p.add("ImageSpec.Env", "has a name that is none: letters, digits and _")
 		}
 		oneLine("Env."+name, i.Env[name])
 		line("ENV %s=%s", name, quoteDocker(i.Env[name]))
@@ -67,7 +67,7 @@ func (i ImageSpec) Dockerfile() (string, error) {
 		quoted := make([]string, len(packages.names))
 		for n, name := range packages.names {
 			if !packageForm.MatchString(name) {
-				p.add(packages.field, "has a name that is no package's")
+				p.add("ImageSpec."+packages.field, "has a name that is no package's")
 			}
 			quoted[n] = "'" + name + "'"
 		}
@@ -82,20 +82,20 @@ func (i ImageSpec) Dockerfile() (string, error) {
 	for _, command := range i.Run {
 		oneLine("Run", command)
 		if strings.HasSuffix(strings.TrimSpace(command), `\`) || strings.TrimSpace(command) == "" {
-			p.add("Run", "has a command that is blank or does not end on its line")
+			p.add("ImageSpec.Run", "has a command that is blank or does not end on its line")
 		}
 		line("RUN %s", command)
 	}
 	for _, key := range slices.Sorted(maps.Keys(i.Labels)) {
 		oneLine("Labels."+key, i.Labels[key])
 		if !labelKeyForm.MatchString(key) {
-			p.add("Labels", "has a key that is not 1 to 63 of A-Z a-z 0-9 . _ -")
+			p.add("ImageSpec.Labels", "has a key that is not 1 to 63 of A-Z a-z 0-9 . _ -")
 		}
 		line("LABEL %s=%s", key, quoteDocker(i.Labels[key]))
 	}
 	if i.User != "" {
 		if !userForm.MatchString(i.User) {
-			p.add("User", "is no name or number")
+			p.add("ImageSpec.User", "is no name or number")
 		}
 		line("USER %s", i.User)
 	}

@@ -85,16 +85,16 @@ func TestBadSnapshotsAreRefusedBeforeAnythingIsSent(t *testing.T) {
 			request BuildRequest
 			field   string
 		}{
-			"neither":        {good, BuildRequest{}, "Image"},
-			"both":           {good, BuildRequest{Image: "a:1", Dockerfile: smallDockerfile}, "Image"},
-			"no tag":         {good, BuildRequest{Image: "registry:5000/debian"}, "Image"},
-			"latest":         {good, BuildRequest{Image: "debian:latest"}, "Image"},
-			"no image":       {good, BuildRequest{Image: "a b:1"}, "Image"},
-			"no FROM":        {good, BuildRequest{Dockerfile: "RUN x"}, "Dockerfile"},
-			"NUL":            {good, BuildRequest{Dockerfile: "FROM a\x00"}, "Dockerfile"},
-			"huge":           {good, BuildRequest{Dockerfile: "FROM a" + strings.Repeat("\n", 1<<20)}, "Dockerfile"},
-			"resources":      {good, BuildRequest{Image: "a:1", Resources: Resources{CPU: -1}}, "Resources.CPU"},
-			"timeout":        {good, BuildRequest{Image: "a:1", Timeout: -1}, "Timeout"},
+			"neither":        {good, BuildRequest{}, "BuildRequest.Image"},
+			"both":           {good, BuildRequest{Image: "a:1", Dockerfile: smallDockerfile}, "BuildRequest.Image"},
+			"no tag":         {good, BuildRequest{Image: "registry:5000/debian"}, "BuildRequest.Image"},
+			"latest":         {good, BuildRequest{Image: "debian:latest"}, "BuildRequest.Image"},
+			"no image":       {good, BuildRequest{Image: "a b:1"}, "BuildRequest.Image"},
+			"no FROM":        {good, BuildRequest{Dockerfile: "RUN x"}, "BuildRequest.Dockerfile"},
+			"NUL":            {good, BuildRequest{Dockerfile: "FROM a\x00"}, "BuildRequest.Dockerfile"},
+			"huge":           {good, BuildRequest{Dockerfile: "FROM a" + strings.Repeat("\n", 1<<20)}, "BuildRequest.Dockerfile"},
+			"resources":      {good, BuildRequest{Image: "a:1", Resources: Resources{CPU: -1}}, "BuildRequest.Resources.CPU"},
+			"timeout":        {good, BuildRequest{Image: "a:1", Timeout: -1}, "BuildRequest.Timeout"},
 			"no reference":   {SnapshotRef{}, BuildRequest{Image: "a:1"}, "SnapshotRef.Version"},
 			"another's name": {SnapshotRef{Version: 1, Name: "golden", Credential: good.Credential}, BuildRequest{Image: "a:1"}, "SnapshotRef.Name"},
 			"bad id":         {SnapshotRef{Version: 1, Name: good.Name, Credential: good.Credential, ID: "../x"}, BuildRequest{Image: "a:1"}, "SnapshotRef.ID"},
@@ -501,7 +501,7 @@ CMD ["x"]
 	e := wantError(t, err, KindInvalid)
 	var fields []string
 	for _, f := range e.Fields {
-		fields = append(fields, f.Field)
+		fields = append(fields, strings.TrimPrefix(f.Field, "ImageSpec."))
 	}
 	if got, want := strings.Join(fields, " "), "Base Env Env.C Apt Pip Dir Run Run Run Labels Labels.k User"; got != want {
 		t.Errorf("fields = %q, want %q", got, want)

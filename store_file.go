@@ -231,6 +231,12 @@ func (s *FileStore) Renew(ctx context.Context, owner string, ttl time.Duration) 
 		return err
 	}
 	defer lock.release()
+	if ttl <= 0 { // an owner without a file is dead
+		if err := os.Remove(s.ownerPath(owner)); !errors.Is(err, fs.ErrNotExist) {
+			return storeFault(op, err)
+		}
+		return nil
+	}
 	data, err := json.Marshal(fileOwner{Until: time.Now().Add(ttl)})
 	if err != nil {
 		return storeFault(op, err)

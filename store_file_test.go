@@ -238,8 +238,22 @@ func TestFileStoreSweepsLeftovers(t *testing.T) {
 	if err := s.Renew(t.Context(), "living", 24*time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Renew(t.Context(), "dead", -time.Second); err != nil {
+	if err := s.Renew(t.Context(), "dead", 1); err != nil { // a nanosecond
 		t.Fatal(err)
+	}
+	for range 2 {
+		if err := s.Renew(t.Context(), "gone", time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Renew(t.Context(), "gone", 0); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := os.Stat(s.ownerPath("gone")); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("the file of an owner that ended: %v", err)
+		}
+	}
+	if err := s.Renew(t.Context(), "gone", 0); err != nil {
+		t.Errorf("Renew() of an owner that is gone = %v", err)
 	}
 	old := time.Now().Add(-2 * leftoverAge)
 	for name, stays := range map[string]bool{

@@ -77,13 +77,13 @@ func NewSweeper(p Provider, options SweeperOptions) (*Sweeper, error) {
 	var bad problems
 	own, ok := p.(*provider)
 	if !ok || own.cfg.Store == nil {
-		bad.add("Provider", "has no Config.Store")
+		bad.add("p", "has no Config.Store")
 	}
-	options.Interval = checkDuration(&bad, "Interval", options.Interval, DefaultSweepInterval)
-	options.BaseDelay = checkDuration(&bad, "BaseDelay", options.BaseDelay, DefaultSweepBaseDelay)
-	options.MaxDelay = checkDuration(&bad, "MaxDelay", options.MaxDelay, max(DefaultSweepMaxDelay, options.BaseDelay))
+	options.Interval = checkDuration(&bad, "SweeperOptions.Interval", options.Interval, DefaultSweepInterval)
+	options.BaseDelay = checkDuration(&bad, "SweeperOptions.BaseDelay", options.BaseDelay, DefaultSweepBaseDelay)
+	options.MaxDelay = checkDuration(&bad, "SweeperOptions.MaxDelay", options.MaxDelay, max(DefaultSweepMaxDelay, options.BaseDelay))
 	if options.MaxDelay < options.BaseDelay {
-		bad.add("MaxDelay", "is shorter than BaseDelay")
+		bad.add("SweeperOptions.MaxDelay", "is shorter than BaseDelay")
 	}
 	for _, n := range []struct {
 		field    string
@@ -91,7 +91,7 @@ func NewSweeper(p Provider, options SweeperOptions) (*Sweeper, error) {
 		fallback int
 	}{{"Concurrency", &options.Concurrency, DefaultSweepConcurrency}, {"EscalateAfter", &options.EscalateAfter, DefaultEscalateAfter}} {
 		if *n.value < 0 {
-			bad.add(n.field, "is negative")
+			bad.add("SweeperOptions."+n.field, "is negative")
 		} else if *n.value == 0 {
 			*n.value = n.fallback
 		}

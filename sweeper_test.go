@@ -469,7 +469,7 @@ func TestNewSweeperProblems(t *testing.T) {
 	for _, f := range e.Fields {
 		fields = append(fields, f.Field)
 	}
-	if want := []string{"Provider", "Interval", "MaxDelay", "Concurrency", "EscalateAfter"}; !slices.Equal(fields, want) {
+	if want := []string{"p", "SweeperOptions.Interval", "SweeperOptions.MaxDelay", "SweeperOptions.Concurrency", "SweeperOptions.EscalateAfter"}; !slices.Equal(fields, want) {
 		t.Errorf("problems of %v, want %v", fields, want)
 	}
 	if _, err := NewSweeper(nil, SweeperOptions{}); err == nil {

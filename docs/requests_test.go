@@ -55,7 +55,6 @@ func TestRequestCounts(t *testing.T) {
 		_, err := lease.Executor().Run(ctx, leasehold.Command{Args: []string{"true"}})
 		return err
 	}
-	row("`Run`, a short command, as the first use of an acquired or bound lease", short)
 	row("`Run`, a short command", short)
 	row("`Run`, with up to 64 KiB of input", func() error {
 		_, err := lease.Executor().Run(ctx, leasehold.Command{Args: []string{"cat"}, Stdin: strings.NewReader("input")})

@@ -23,8 +23,8 @@ func TestTheHostSurvives(t *testing.T) {
 			leasehold.Fault{Method: "POST", Path: execute, Nth: 2, Action: leasehold.FaultDuplicate}, 1},
 		"a lost reply to the command": {
 			leasehold.Fault{Method: "POST", Path: execute, Nth: 2, Action: leasehold.FaultDropAfter}, 1},
-		"a sandbox that stops before the command": { // its second read is the command's
-			leasehold.Fault{Method: "GET", Path: "/api/sandbox/*", Nth: 2, Action: leasehold.FaultMergeReply, Body: `{"state":"stopped"}`}, 2},
+		"a sandbox that is lost before the command": {
+			leasehold.Fault{Method: "POST", Path: execute, Nth: 2, Action: leasehold.FaultLoseContainer}, 2},
 		"a rate limit": {
 			leasehold.Fault{Method: "POST", Path: "/api/sandbox", Action: leasehold.FaultStatusBefore, Status: 429}, 2},
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/leasehold-go/leasehold"
@@ -28,29 +27,19 @@ type activityView struct {
 
 // idle reports what of a tenant is active. With prove=true sandboxes that nobody here watches are looked at first.
 func (s *service) idle(w http.ResponseWriter, r *http.Request, t *tenant) error {
-	active := s.activeOf(t)
-	if r.URL.Query().Get("prove") == "true" && len(active) > 0 {
-		var scopes []leasehold.Scope
-		for _, a := range active {
-			if !slices.Contains(scopes, a.Scope) {
-				scopes = append(scopes, a.Scope)
-			}
-		}
-		if _, err := s.provider.ProveIdle(r.Context(), scopes...); err != nil {
+	tenant := leasehold.Scope{Tenant: t.name}
+	report := s.provider.Idle(tenant)
+	if r.URL.Query().Get("prove") == "true" {
+		var err error
+		if report, err = s.provider.ProveIdle(r.Context(), tenant); err != nil {
 			s.log.Warn("idleness was not proved", "err", err) // the report is good all the same
 		}
-		active = s.activeOf(t)
 	}
 	views := []activityView{}
-	for _, a := range active {
+	for _, a := range report.Active {
 		views = append(views, activityView{
 			a.Kind, a.Op, a.Scope.Environment, a.Scope.Run, a.Sandbox, a.Since, a.Unwatched,
 		})
 	}
-	return writeJSON(w, http.StatusOK, map[string]any{"idle": len(views) == 0, "active": views})
-}
-
-// activeOf returns the activities of a tenant, in all its scopes.
-func (s *service) activeOf(t *tenant) []leasehold.Activity {
-	return slices.DeleteFunc(s.provider.Idle().Active, func(a leasehold.Activity) bool { return a.Scope.Tenant != t.name })
+	return writeJSON(w, http.StatusOK, map[string]any{"idle": report.Idle, "active": views})
 }

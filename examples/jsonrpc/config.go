@@ -91,7 +91,7 @@ func (s settings) config(log *slog.Logger) leasehold.Config {
 
 // settingsNames turns the fields of a Config, in what the library says of them, into the settings that fill them.
 var settingsNames = strings.NewReplacer(
-	"APIKey", "apiKey", "APIURL", "apiUrl", "Target", "target", "Snapshot", "snapshot", "Image", "image", "Language", "language",
+	"Config.", "", "APIKey", "apiKey", "APIURL", "apiUrl", "Target", "target", "Snapshot", "snapshot", "Image", "image", "Language", "language",
 	"Resources.CPU", "cpu", "Resources.Memory", "memory", "Resources.Disk", "disk", "Resources.GPU", "gpu",
 	"Resources", "cpu, memory, disk and gpu", "CallTimeout", "livenessTimeoutMs", "Timeout", "timeoutMs",
 	"AutoStopMinutes", "autoStopInterval", "AutoArchiveMinutes", "autoArchiveInterval", "AutoDeleteMinutes", "autoDeleteInterval",

@@ -269,7 +269,7 @@ func checkRefusals(t *testing.T, h testHost) {
 		"another driver":       {"environmentProbe", object{"driverKey": "other", "companyId": "c", "environmentId": "e"}, codeInvalidParams, "driverKey"},
 		"no company":           {"environmentProbe", object{"driverKey": driverKey, "environmentId": "e"}, codeInvalidParams, "no company"},
 		"bad settings":         {"environmentProbe", tenant{"c", object{"cpu": 1}}.params(nil), codeInvalidParams, "need an image"},
-		"bad run":              {"environmentAcquireLease", reusing.params(object{"runId": "a/b"}), codeWorker, "Scope.Run"},
+		"bad run":              {"environmentAcquireLease", reusing.params(object{"runId": "a/b"}), codeWorker, "AcquireRequest.Scope.Run"},
 		"no lease":             {"environmentExecute", reusing.params(object{"lease": object{"providerLeaseId": nil}, "command": "true"}), codeWorker, "no lease"},
 		"no reference":         {"environmentResumeLease", reusing.params(object{"providerLeaseId": "x", "leaseMetadata": object{}}), codeWorker, "does not hold"},
 		"bad variable":         {"environmentExecute", reusing.script(lease, "true", object{"env": object{"a-b": "c"}}), codeWorker, "environment: a key"},

@@ -127,7 +127,8 @@ func (w *worker) answer(c call, ref leasehold.LeaseRef, sentinel string) (any, e
 
 type releaseParams struct {
 	resumeParams
-	Disposition string `json:"resourceDisposition"`
+	Disposition string   `json:"resourceDisposition"`
+	RunPrivate  []string `json:"runPrivatePaths"` // the run's scratch directories
 }
 
 // receipt is given once the provider was seen to have stopped or destroyed the sandbox. The host takes it only for the
@@ -140,10 +141,35 @@ type receipt struct {
 // release is environmentReleaseLease. Whether or not active work is to be cancelled, it is: the library ends what still
 // runs in a lease that is given back.
 func (w *worker) release(ctx context.Context, c call, p releaseParams) (any, error) {
+	if len(p.RunPrivate) > 0 && (c.settings.ReuseLease || p.Disposition == "stop_and_retain") {
+		w.clear(ctx, c, p.resumeParams, p.RunPrivate)
+	}
 	return w.giveBack(ctx, c, p.resumeParams, leasehold.ReleaseOptions{
 		Retain:  p.Disposition == "stop_and_retain",
 		Archive: c.settings.ArchiveOnRelease && !c.settings.ReuseLease,
 	})
+}
+
+// clear removes a run's own directories from a sandbox that stays. It never keeps the lease from being given back, and leaves
+// alone what is not plainly a directory below the workspace or /tmp.
+func (w *worker) clear(ctx context.Context, c call, p resumeParams, dirs []string) {
+	ref, err := c.ref(p.ProviderLeaseID, p.Metadata)
+	if err != nil {
+		return // giving it back says so
+	}
+	args := []string{"rm", "-rf", "--"}
+	for _, dir := range dirs {
+		if dir != ref.Workspace && within(ref.Workspace, dir) || dir != "/tmp" && within("/tmp", dir) {
+			args = append(args, dir)
+		}
+	}
+	lease, err := c.provider.Bind(ref)
+	if err == nil {
+		_, err = lease.Executor().Run(ctx, leasehold.Command{Args: args, Profiles: leasehold.ProfilesNone, NoBwrap: true, Timeout: time.Minute})
+	}
+	if err != nil {
+		w.log.Warn("a run's own directories may be left in the sandbox", "err", err)
+	}
 }
 
 // stop is environmentStopLease: the sandbox is stopped and kept, whatever its settings say.

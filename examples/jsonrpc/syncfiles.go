@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io/fs"
@@ -31,7 +32,8 @@ type syncMapping struct {
 	Mode           *fs.FileMode `json:"mode"` // permission bits
 	Exclude        []string     `json:"exclude"`
 	FollowSymlinks bool         `json:"followSymlinks"`
-	Access         string       `json:"access"` // rw: commands are meant to write there
+	Access         string       `json:"access"`       // rw: commands are meant to write there
+	Writable       string       `json:"writablePath"` // what is meant by that, if not the target, or a file's directory
 }
 
 type syncCommand struct {
@@ -104,7 +106,7 @@ func transferIn(ctx context.Context, lease *leasehold.Lease, o syncOperation) (s
 	result := syncResult{ID: o.ID}
 	importer := lease.Importer()
 	for _, group := range fileGroups(o.Files) {
-		sent, err := importer.Files(ctx, group.files, leasehold.ImportOptions{Access: group.access})
+		sent, err := importer.Files(ctx, group.files, leasehold.ImportOptions{Access: group.access, Writable: group.writable})
 		if err != nil {
 			return result, err
 		}
@@ -114,7 +116,7 @@ func transferIn(ctx context.Context, lease *leasehold.Lease, o syncOperation) (s
 		if m.Kind != "directory" {
 			continue
 		}
-		options := leasehold.ImportOptions{Exclude: m.Exclude, FollowLinks: m.FollowSymlinks, Access: access(m)}
+		options := leasehold.ImportOptions{Exclude: m.Exclude, FollowLinks: m.FollowSymlinks, Access: access(m), Writable: writable(m)}
 		sent, err := importer.Dir(ctx, m.Source, m.Target, options)
 		if err != nil {
 			return result, err
@@ -131,8 +133,9 @@ func transferIn(ctx context.Context, lease *leasehold.Lease, o syncOperation) (s
 
 // fileGroup are the files of an operation that are sent alike.
 type fileGroup struct {
-	access leasehold.Access
-	files  []leasehold.FileMapping
+	access   leasehold.Access
+	writable string
+	files    []leasehold.FileMapping
 }
 
 func fileGroups(mappings []syncMapping) []fileGroup {
@@ -141,10 +144,10 @@ func fileGroups(mappings []syncMapping) []fileGroup {
 		if m.Kind != "file" {
 			continue
 		}
-		i := slices.IndexFunc(groups, func(g fileGroup) bool { return g.access == access(m) })
+		i := slices.IndexFunc(groups, func(g fileGroup) bool { return g.access == access(m) && g.writable == writable(m) })
 		if i < 0 {
 			i = len(groups)
-			groups = append(groups, fileGroup{access: access(m)})
+			groups = append(groups, fileGroup{access: access(m), writable: writable(m)})
 		}
 		groups[i].files = append(groups[i].files, leasehold.FileMapping{Local: m.Source, Remote: m.Target, Mode: mode(m)})
 	}
@@ -161,6 +164,14 @@ func access(m syncMapping) leasehold.Access {
 		return leasehold.AccessReadWrite
 	}
 	return leasehold.AccessDefault
+}
+
+// writable is the directory that commands are meant to write to because of a mapping; empty: that of its target.
+func writable(m syncMapping) string {
+	if access(m) != leasehold.AccessReadWrite {
+		return ""
+	}
+	return m.Writable
 }
 
 // mode is a mapping's mode; 0 leaves the file the one that it has.
@@ -277,8 +288,10 @@ func (o *syncOperation) check(sides func(syncMapping) (host, sandbox string)) er
 		if !filepath.IsAbs(host) || filepath.Clean(host) != host || filepath.Dir(host) == host {
 			return pathError("the host's path of a mapping", "is not absolute and plain")
 		}
-		if !path.IsAbs(sandbox) || path.Clean(sandbox) != sandbox || sandbox == "/" || strings.Contains(sandbox, "\x00") {
-			return pathError("the sandbox's path of a mapping", "is not absolute and plain")
+		for _, p := range []string{sandbox, cmp.Or(m.Writable, sandbox)} {
+			if !path.IsAbs(p) || path.Clean(p) != p || p == "/" || strings.Contains(p, "\x00") {
+				return pathError("the sandbox's path of a mapping", "is not absolute and plain")
+			}
 		}
 	}
 	return nil
