@@ -82,3 +82,15 @@ func made(t *testing.T, path, want string) {
 		t.Errorf("%s is not what it is made from: go test ./docs -update writes it anew. It is:\n%s\nwant:\n%s", path, got, want)
 	}
 }
+
+// madePart does that with the part of a document between a mark and the end mark that follows.
+func madePart(t *testing.T, path, mark, want string) {
+	t.Helper()
+	begin, end := "<!-- "+mark+" -->\n", "<!-- end -->"
+	before, rest, ok := strings.Cut(read(t, path), begin)
+	_, after, closed := strings.Cut(rest, end)
+	if !ok || !closed {
+		t.Fatalf("%s lacks %q or %q", path, begin, end)
+	}
+	made(t, path, before+begin+want+end+after)
+}

@@ -98,14 +98,7 @@ func TestRequestCounts(t *testing.T) {
 	})
 	row("`Destroy`, and `Release` of one that is not reusable", func() error { _, err := provider.Destroy(ctx, lease.Ref()); return err })
 
-	text := read(t, "docs/limits.md")
-	const begin, end = "<!-- measured -->\n", "<!-- end -->"
-	before, rest, ok := strings.Cut(text, begin)
-	_, after, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		t.Fatalf("docs/limits.md lacks %q or %q", begin, end)
-	}
-	made(t, "docs/limits.md", before+begin+table+end+after)
+	madePart(t, "docs/limits.md", "measured", table)
 }
 
 // recorder carries requests, and keeps what they were.
