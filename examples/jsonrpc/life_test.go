@@ -98,8 +98,9 @@ func checkLife(t *testing.T, h testHost) {
 		t.Errorf("after its timeout: %+v, want no exit code, timed out, the output so far, and stopped", slow)
 	}
 
-	must[any](t, h, "environmentExecute", reusing.script(lease, "echo kept >file", nil))
-	if got := must[receipt](t, h, "environmentReleaseLease", reusing.give(lease, object{"cancelActiveWork": true})); got != (receipt{*lease.ID, "stopped"}) {
+	must[any](t, h, "environmentExecute", reusing.script(lease, "echo kept >file; mkdir -p private/x", nil))
+	private := []string{realized.Cwd + "/private", realized.Cwd, realized.Cwd + "/.leasehold", realized.Cwd + "/../file", "/tmp", "/"}
+	if got := must[receipt](t, h, "environmentReleaseLease", reusing.give(lease, object{"cancelActiveWork": true, "runPrivatePaths": private})); got != (receipt{*lease.ID, "stopped"}) {
 		t.Errorf("release = %+v, want stopped, for the lease's id", got)
 	}
 	if got := refused(t, h, "environmentExecute", reusing.script(lease, "true", nil)); got.Code != codeWorker || !strings.Contains(got.Message, "given back") {
@@ -109,8 +110,8 @@ func checkLife(t *testing.T, h testHost) {
 	if resumed.ID == nil || *resumed.ID != *lease.ID {
 		t.Fatalf("resume = %+v, want the same lease", resumed)
 	}
-	if got := must[executeResult](t, h, "environmentExecute", reusing.script(resumed, "cat file", nil)); got.Stdout != "kept\n" {
-		t.Errorf("after the resume: %+v, want the file", got)
+	if got := must[executeResult](t, h, "environmentExecute", reusing.script(resumed, "cat file; ls", nil)); got.Stdout != "kept\nfile\n" {
+		t.Errorf("after the resume: %+v, want the file, and the run's own directory gone", got)
 	}
 	for range 2 { // a reply that was lost is asked for again
 		if got := must[receipt](t, h, "environmentDestroyLease", reusing.give(resumed, nil)); got != (receipt{*lease.ID, "destroyed"}) {
@@ -159,7 +160,7 @@ func checkSync(t *testing.T, h testHost) {
 		"operationId": "op-1",
 		"files": []object{
 			{"sourcePath": secret, "targetPath": workspace + "/dir/secret", "kind": "file", "mode": 0o600},
-			{"sourcePath": filepath.Join(local, "tree"), "targetPath": workspace + "/tree", "kind": "directory", "exclude": []string{"node_modules"}, "access": "rw"},
+			{"sourcePath": filepath.Join(local, "tree"), "targetPath": workspace + "/tree", "kind": "directory", "exclude": []string{"node_modules"}, "access": "rw", "writablePath": "/srv/final"},
 			{"sourcePath": filepath.Join(local, "bundle"), "targetPath": workspace + "/bundle", "kind": "directory", "mode": 0o555},
 		},
 		"postUploadCommands": []object{{"command": "pwd >where && ls tree >listed"}},
@@ -170,8 +171,8 @@ func checkSync(t *testing.T, h testHost) {
 			t.Errorf("sync in = %+v, want one operation", got)
 		}
 	}
-	seen := must[executeResult](t, h, "environmentExecute", ephemeral.script(lease, "stat -c %a dir/secret bundle/tool; cat where listed", nil))
-	if want := "600\n444\n" + workspace + "\nsub\n"; seen.Stdout != want {
+	seen := must[executeResult](t, h, "environmentExecute", ephemeral.script(lease, "stat -c %a dir/secret bundle/tool; cat where listed; grep . .leasehold/writable", nil))
+	if want := "600\n444\n" + workspace + "\nsub\n\"/srv/final\"\n"; seen.Stdout != want {
 		t.Errorf("in the sandbox: %q, want %q", seen.Stdout, want)
 	}
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"path"
 	"time"
 
 	"github.com/google/uuid"
@@ -150,8 +151,7 @@ func (w *worker) release(ctx context.Context, c call, p releaseParams) (any, err
 	})
 }
 
-// clear removes a run's own directories from a sandbox that stays. It never keeps the lease from being given back, and leaves
-// alone what is not plainly a directory below the workspace or /tmp.
+// clear removes a run's own directories from a sandbox that stays. It never keeps the lease from being given back.
 func (w *worker) clear(ctx context.Context, c call, p resumeParams, dirs []string) {
 	ref, err := c.ref(p.ProviderLeaseID, p.Metadata)
 	if err != nil {
@@ -159,7 +159,7 @@ func (w *worker) clear(ctx context.Context, c call, p resumeParams, dirs []strin
 	}
 	args := []string{"rm", "-rf", "--"}
 	for _, dir := range dirs {
-		if dir != ref.Workspace && within(ref.Workspace, dir) || dir != "/tmp" && within("/tmp", dir) {
+		if isPrivate(ref.Workspace, dir) {
 			args = append(args, dir)
 		}
 	}
@@ -170,6 +170,13 @@ func (w *worker) clear(ctx context.Context, c call, p resumeParams, dirs []strin
 	if err != nil {
 		w.log.Warn("a run's own directories may be left in the sandbox", "err", err)
 	}
+}
+
+// isPrivate reports whether a path can be a run's own: it lies below the workspace or /tmp, and neither holds the workspace
+// nor belongs to the lease itself.
+func isPrivate(workspace, dir string) bool {
+	below := func(root string) bool { return dir != root && within(root, dir) }
+	return (below(workspace) || below("/tmp")) && !within(dir, workspace) && !within(path.Join(workspace, ".leasehold"), dir)
 }
 
 // stop is environmentStopLease: the sandbox is stopped and kept, whatever its settings say.

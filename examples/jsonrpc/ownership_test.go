@@ -105,7 +105,7 @@ func TestResumeSaysWhetherToTryAgain(t *testing.T) {
 	t.Parallel()
 	plan := leasehold.NewFaultPlan(1)
 	h := startWorker(t, faulty(plan))
-	hasty := tenant{"company-1", object{"timeoutMs": 1000, "reuseLease": true}}
+	hasty := tenant{"company-1", object{"timeoutMs": 4000, "reuseLease": true}}
 	lease := hasty.acquire(t, h)
 	must[receipt](t, h, "environmentReleaseLease", hasty.give(lease, nil))
 	for name, c := range map[string]struct {
