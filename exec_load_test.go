@@ -181,7 +181,7 @@ func TestLoadLargeCommands(t *testing.T) {
 	for i := range 40 {
 		manyVariables[fmt.Sprintf("V%d", i)] = strings.Repeat("v", size/40)
 	}
-	for name, tt := range map[string]struct {
+	for name, tt := range fewer(map[string]struct {
 		cmd   Command
 		input int
 		out   string
@@ -193,7 +193,7 @@ func TestLoadLargeCommands(t *testing.T) {
 		"one variable": {Command{Script: "echo ${#A}; exit 5", Env: map[string]string{"A": strings.Repeat("a", size)}}, 0, "", nil},
 		"variables":    {Command{Script: "echo ${#V7}; exit 5", Env: manyVariables}, 0, "", nil},
 		"input":        {Command{Script: "wc -c | tr -d ' '; exit 5"}, size, fmt.Sprintln(size), map[Transport]bool{TransportJournal: true, TransportSession: true}},
-	} {
+	}) {
 		t.Run(name, func(t *testing.T) {
 			eachTransport(t, func(t *testing.T, tr Transport) {
 				t.Parallel()
@@ -220,19 +220,23 @@ func TestLoadLargeCommands(t *testing.T) {
 
 // TestLoadASilentHour counts what a command costs that says nothing for an hour.
 func TestLoadASilentHour(t *testing.T) {
+	hour := time.Hour
+	if raced && !long() {
+		hour = 10 * time.Minute
+	}
 	dir := scratchRoot(t)
 	for tr, most := range map[Transport]int{
-		TransportJournal: int(time.Hour/waitTime) + 10,       // each waits in the sandbox
-		TransportSession: 2*int(time.Hour/pollTime) + 2*60*3, // a status and a snapshot a second, and a look at the shell now and then
+		TransportJournal: int(hour/waitTime) + 10,       // each waits in the sandbox
+		TransportSession: 2*int(hour/pollTime) + 2*60*3, // a status and a snapshot a second, and a look at the shell now and then
 	} {
 		t.Run(string(tr), func(t *testing.T) {
 			dir := filepath.Join(dir, string(tr))
 			synctest.Test(t, func(t *testing.T) {
 				b := newBubbleRig(t, dir)
-				b.box.steps = []time.Duration{0, time.Hour}
+				b.box.steps = []time.Duration{0, hour}
 				gate := filepath.Join(dir, "gate")
 				if tr == TransportJournal {
-					b.box.fault = silent(t, b.box, gate)
+					b.box.fault = silent(t, b.box, hour, gate)
 				}
 				wait := ""
 				if tr == TransportJournal {
@@ -246,7 +250,7 @@ func TestLoadASilentHour(t *testing.T) {
 				if err != nil || !got.Complete || got.ExitCode != 3 || got.StdoutSize != int64(len("begun\nended\n")) {
 					t.Errorf("Run() = %+v, %v; want exit 3 and 12 bytes", got, err)
 				}
-				wantBetween(t, "the hour", took, time.Hour, time.Hour+2*waitTime)
+				wantBetween(t, "the hour", took, hour, hour+2*waitTime)
 				t.Logf("%d requests in a silent hour", requests)
 				if requests > most {
 					t.Errorf("%d requests in an hour, want at most %d", requests, most)
@@ -257,9 +261,9 @@ func TestLoadASilentHour(t *testing.T) {
 }
 
 // silent makes waiting in the sandbox a matter of virtual time: after the first such request, which shows what is
-// answered when nothing happens, others get the same answer after the time that they would have waited. After an hour
+// answered when nothing happens, others get the same answer after the time that they would have waited. After the hour
 // the command goes on. The first one's ticks take no time, since its shell has a sleep that does not.
-func silent(t *testing.T, box *bubbleBox, gate string) func(string, *http.Request) bubbleFault {
+func silent(t *testing.T, box *bubbleBox, hour time.Duration, gate string) func(string, *http.Request) bubbleFault {
 	if _, err := exec.LookPath("dash"); err == nil {
 		box.shell = "dash" // which waits by sleep
 	}
@@ -282,7 +286,7 @@ func silent(t *testing.T, box *bubbleBox, gate string) func(string, *http.Reques
 			mu.Lock()
 			defer mu.Unlock()
 			switch {
-			case time.Since(began) >= time.Hour:
+			case time.Since(began) >= hour:
 				if err := os.WriteFile(gate, nil, 0o600); err != nil {
 					panic(err)
 				}

@@ -47,7 +47,7 @@ func fill(t testing.TB, dir string, inodes bool) {
 // Sandboxes without room, each in another way. The archive comes through a terminal, whole and the same.
 func TestF2ExportFromASandboxWithoutRoom(t *testing.T) {
 	needTerminal(t)
-	for name, tc := range map[string]struct {
+	for name, tc := range fewer(map[string]struct {
 		profile string // what each shell of the sandbox does first; $BIN is a directory on its PATH
 		prepare func(t *testing.T, own string)
 	}{
@@ -65,7 +65,7 @@ func TestF2ExportFromASandboxWithoutRoom(t *testing.T) {
 		"quota":                     {profile: shim("dd", `case $* in *of=*) echo "dd: error writing: Disk quota exceeded" >&2; exit 1;; esac; exec REAL "$@"`)},
 		"tools of another language": {profile: shim("dd", `case $* in *of=*) echo "dd: Auf dem Gerät ist kein Speicherplatz mehr verfügbar" >&2; exit 1;; esac; exec REAL "$@"`)},
 		"/dev/full":                 {profile: shim("dd", `for a; do case $a in of=*) a=of=/dev/full;; esac; set -- "$@" "$a"; shift; done; exec REAL "$@"`)},
-	} {
+	}) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, Config{}, emulator.Options{Shell: shellWith(t, tc.profile)})
 			l := r.acquired(t)
