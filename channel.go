@@ -70,8 +70,8 @@ func (l *Lease) OpenChannel(ctx context.Context, options ChannelOptions) (_ *Cha
 	return &Channel{id: id, c: c, events: e}, nil
 }
 
-// CloseChannel ends the channel of this id, and its program, whoever opened it and whether or not anybody was told that it was.
-// It returns nil if there is none.
+// CloseChannel ends the channel of this id, and its program, whoever opened it and whether or not anybody was told that it
+// was. It returns nil if there is none.
 func (l *Lease) CloseChannel(ctx context.Context, id string) error {
 	return l.closeConsole(ctx, ActivityChannel, "close channel", id)
 }
@@ -84,8 +84,8 @@ func (ch *Channel) ID() string { return ch.id }
 // something may be missing.
 func (ch *Channel) Read(p []byte) (int, error) { return ch.c.in.Read(p) }
 
-// Write gives the program input. It waits while some 200 KiB are held that the program has not taken. It fails with [ErrClosed]
-// after CloseWrite and Close, and once the program has ended or reads no more.
+// Write gives the program input. It waits while some 200 KiB are held that the program has not taken. It fails with
+// [ErrClosed] after CloseWrite and Close, and once the program has ended or reads no more.
 func (ch *Channel) Write(p []byte) (int, error) { return ch.events.input.write(p) }
 
 // ReadFrom writes what r has until its end, in pieces as large as they can be, for [io.Copy]. What r returns is written at

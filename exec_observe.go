@@ -43,8 +43,8 @@ var earlyReads = []time.Duration{25 * time.Millisecond, 50 * time.Millisecond, 1
 // as long each time: a socket may have lost its other end.
 const quietRead = 400 * time.Millisecond
 
-// observe observes the command to its end, and meanwhile delivers its input. If the dispatch was delivered twice, the session's shell runs one of them
-// and refuses the other, and the reply may have named either.
+// observe observes the command to its end, and meanwhile delivers its input. If the dispatch was delivered twice, the
+// session's shell runs one of them and refuses the other, and the reply may have named either.
 func (r *sessionRun) observe(life, ctx context.Context) error {
 	if r.sent.Feed {
 		feedCtx, cancel := context.WithCancel(life)

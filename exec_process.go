@@ -27,11 +27,11 @@ var (
 	errDetached = errors.New("the command was left to itself")
 )
 
-// Start starts a command and returns once it is known to have been dispatched. Its output is delivered meanwhile, whether
-// or not anybody waits: to a writer as it arrives, while output that is captured is fetched less often and may be behind the
-// command when [Process.Detach] ends it. Command.Stdin is read, which may be the reading end of an [io.Pipe]; when ctx ends it is
-// stopped, as with Run. A command that was started must be waited for. The errors are those of Run that can occur before
-// the command runs.
+// Start starts a command and returns once it is known to have been dispatched. Its output is delivered meanwhile, whether or
+// not anybody waits: to a writer as it arrives, while output that is captured is fetched less often and may be behind the
+// command when [Process.Detach] ends it. Command.Stdin is read, which may be the reading end of an [io.Pipe]; when ctx ends
+// it is stopped, as with Run. A command that was started must be waited for. The errors are those of Run that can occur
+// before the command runs.
 func (x *Executor) Start(ctx context.Context, cmd Command) (*Process, error) {
 	const op = "start"
 	r, err := newExecution(x.l, op, cmd)
@@ -55,12 +55,13 @@ type Attachment struct {
 }
 
 // Attach goes on with a command that this host, before it restarted, or another one started, and whose reference it kept.
-// The sizes of the result count what is delivered from the offsets on: the next offsets are these sizes beyond From. When ctx ends the command is stopped. What remains
-// of Command.Timeout goes on.
+// The sizes of the result count what is delivered from the offsets on: the next offsets are these sizes beyond From. When
+// ctx ends the command is stopped. What remains of Command.Timeout goes on.
 //
 // It fails with [ErrInvalid] if ref is not of this lease. So does [Process.Wait], or Attach at once, if the offsets turn out
 // to be beyond the end of the output. It fails with [ErrNotFound] if the sandbox has nothing of the command any more: its
-// result was taken some time ago, or is older than a day, or the files were lost. Its errors say of the command that it was dispatched.
+// result was taken some time ago, or is older than a day, or the files were lost. Its errors say of the command that it was
+// dispatched.
 //
 // It cannot go on with Command.Stdin. An input whose host has died stays open, and a command that reads on waits until it is
 // stopped: an end that nobody sent would pass for that of the whole input.

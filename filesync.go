@@ -162,8 +162,9 @@ func (t *transfer) fail(kind Kind, message string) *Error {
 	return &Error{Op: t.op, Kind: kind, Sandbox: t.l.ref.Sandbox, Message: message}
 }
 
-// removeScratch removes the scratch directories of an operation in the sandbox and ends the lease's activity. Once the caller's context has
-// ended, it does so in the background, so that the caller returns at once: giving the lease back waits for it.
+// removeScratch removes the scratch directories of an operation in the sandbox and ends the lease's activity. Once the
+// caller's context has ended, it does so in the background, so that the caller returns at once: giving the lease back waits
+// for it.
 func (t *transfer) removeScratch(ctx context.Context, scratch string, more ...string) {
 	again := 0
 	if ctx.Err() != nil {

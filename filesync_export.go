@@ -20,8 +20,8 @@ type Exporter struct{ l *Lease }
 // Exporter returns the lease's exporter. It makes no request.
 func (l *Lease) Exporter() *Exporter { return &Exporter{l} }
 
-// LinkPolicy says what an export, or [Importer.Tar], does with links whose target lies, or may lie, outside the exported directory:
-// absolute ones, ones with too many "..", and ones with ".." after another component.
+// LinkPolicy says what an export, or [Importer.Tar], does with links whose target lies, or may lie, outside the exported
+// directory: absolute ones, ones with too many "..", and ones with ".." after another component.
 type LinkPolicy int
 
 // The values of [LinkPolicy].
@@ -68,12 +68,12 @@ type ExportOptions struct {
 
 // Dir makes a directory of the host a copy of a directory of the sandbox.
 //
-// The local directory is replaced as a whole: it is prepared beside its place, and takes it by rename once it is proved
-// to be complete, in one step on Linux. What it held before is removed then; after any failure it is as it was. Missing
-// parents are made. A local path that is a link, or anything but a directory, is an [ErrConflict]. What a killed process
-// left beside it is removed by the next export to a path with the same parent, but for earlier content that had lost its
-// name: where the system cannot exchange two names, that may be found as ".leasehold-earlier-" and more. A relative remote path is meant in the
-// workspace, and "" is the workspace. The lease's own directory in it, ".leasehold", is never exported, and neither are
+// The local directory is replaced as a whole: it is prepared beside its place, and takes it by rename once it is proved to
+// be complete, in one step on Linux. What it held before is removed then; after any failure it is as it was. Missing parents
+// are made. A local path that is a link, or anything but a directory, is an [ErrConflict]. What a killed process left beside
+// it is removed by the next export to a path with the same parent, but for earlier content that had lost its name: where the
+// system cannot exchange two names, that may be found as ".leasehold-earlier-" and more. A relative remote path is meant in
+// the workspace, and "" is the workspace. The lease's own directory in it, ".leasehold", is never exported, and neither are
 // other transfers' scratch directories.
 //
 // The sandbox is not trusted: each member of its archive, and each link's target, is checked before it is applied, and
@@ -127,11 +127,12 @@ func (c *countingWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// File copies one regular file of the sandbox to a path of the host. It is read in the sandbox by the sandbox's user; a
-// link is refused with [ErrUnsafe], and so is a path in the workspace that leads out of it through a link. That holds for
-// the directory that is read in, whoever swaps directories and links meanwhile; that a link which takes the file's own
-// place is not followed, needs GNU tar. A path outside the workspace is taken to where it leads. It appears on the host by rename, with its mode and modification time, and replaces
-// an earlier regular file; anything else at that path is an [ErrConflict]. All else is as with [Exporter.Dir].
+// File copies one regular file of the sandbox to a path of the host. It is read in the sandbox by the sandbox's user; a link
+// is refused with [ErrUnsafe], and so is a path in the workspace that leads out of it through a link. That holds for the
+// directory that is read in, whoever swaps directories and links meanwhile; that a link which takes the file's own place is
+// not followed, needs GNU tar. A path outside the workspace is taken to where it leads. It appears on the host by rename,
+// with its mode and modification time, and replaces an earlier regular file; anything else at that path is an [ErrConflict].
+// All else is as with [Exporter.Dir].
 func (x *Exporter) File(ctx context.Context, remotePath, localPath string, options ExportOptions) (TransferResult, error) {
 	return x.files(ctx, "export file", []FileMapping{{Remote: remotePath, Local: localPath}}, options)
 }

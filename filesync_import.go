@@ -111,9 +111,10 @@ type FileMapping struct {
 // the earlier ones stay, and the error says so.
 //
 // Permission bits, modification times to the second, symbolic links (as they are, unless they are followed), hard links,
-// empty files and directories, and names of any bytes are kept. Owners become the sandbox's user; set-id and sticky bits
-// are dropped. Holes of 1 MiB and more in files of 8 MiB and more are kept, from a Linux host. Sockets, FIFOs and devices are left out and listed. The lease's own
-// directory in the workspace, ".leasehold", is never touched: an entry of that name is left out and listed.
+// empty files and directories, and names of any bytes are kept. Owners become the sandbox's user; set-id and sticky bits are
+// dropped. Holes of 1 MiB and more in files of 8 MiB and more are kept, from a Linux host. Sockets, FIFOs and devices are
+// left out and listed. The lease's own directory in the workspace, ".leasehold", is never touched: an entry of that name is
+// left out and listed.
 //
 // A tree may have 5,000 levels, and paths of 32,768 bytes, beyond what Linux lets a path be: more is an [ErrLimit]. What
 // lies deeper than 256 levels, or has a path in the scratch directory of more than about 3,500 bytes, is put in its place,
@@ -121,12 +122,12 @@ type FileMapping struct {
 // because a shell cannot name what is in it.
 //
 // Two requests are made, whatever the size: one streams a tar archive, and each file of 8 MiB or more by itself, to a
-// scratch directory inside the remote directory, without a temporary file on the host and in constant memory; one
-// verifies their lengths, extracts the archive beside its destination and publishes the tree. The sandbox needs room for
-// the tree and once more for what the archive holds, and sh and tar. The scratch directory is removed on every path; one
-// that a killed host left is removed by an import into the same directory a day later, and an export's after an hour. When a connection broke or a
-// reply was lost, the import begins anew, once. An import that fails may leave the remote directory behind, empty, if it
-// did not exist.
+// scratch directory inside the remote directory, without a temporary file on the host and in constant memory; one verifies
+// their lengths, extracts the archive beside its destination and publishes the tree. The sandbox needs room for the tree and
+// once more for what the archive holds, and sh and tar. The scratch directory is removed on every path; one that a killed
+// host left is removed by an import into the same directory a day later, and an export's after an hour. When a connection
+// broke or a reply was lost, the import begins anew, once. An import that fails may leave the remote directory behind,
+// empty, if it did not exist.
 //
 // A file that changes while it is read ends the import with [ErrIO], and nothing is published. A context that ends does
 // too, and Dir returns at once; the scratch directory is then removed in the background, which giving back the lease
@@ -265,9 +266,9 @@ func (i *Importer) files(ctx context.Context, op string, files []FileMapping, op
 // Read fails, is an [ErrIO]; more than a million entries or 64 GiB are an [ErrLimit]. Devices and FIFOs are left out
 // and listed. The stream's own entry for its root is ignored.
 //
-// The stream is read once, so that the import is not begun anew when a connection broke. A Read that blocks when ctx
-// ended may return after Tar, and is the last. What is held in memory grows by about 40 bytes with each entry; the totals of Progress are
-// not known. All else is as with [Importer.Dir].
+// The stream is read once, so that the import is not begun anew when a connection broke. A Read that blocks when ctx ended
+// may return after Tar, and is the last. What is held in memory grows by about 40 bytes with each entry; the totals of
+// Progress are not known. All else is as with [Importer.Dir].
 func (i *Importer) Tar(ctx context.Context, stream io.Reader, remoteDir string, options ImportOptions) (TransferResult, error) {
 	return i.run(ctx, "import stream", options, func(t *transfer) (importPlan, error) {
 		exclude, err := archive.NewMatcher(options.Exclude)

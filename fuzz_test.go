@@ -243,8 +243,8 @@ func FuzzEndpointAddress(f *testing.F) {
 	})
 }
 
-// FuzzOwnScripts: what the library's own scripts are said to have printed. What is taken of it can be put into a reference, and
-// into the line of a wrapper.
+// FuzzOwnScripts: what the library's own scripts are said to have printed. What is taken of it can be put into a reference,
+// and into the line of a wrapper.
 func FuzzOwnScripts(f *testing.F) {
 	const mark = "leasehold-MARK"
 	say := func(words ...string) string { return "\n" + mark + " " + strings.Join(words, "\n"+mark+" ") + "\n" }

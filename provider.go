@@ -36,9 +36,9 @@ type Provider interface {
 	Destroy(ctx context.Context, ref LeaseRef) (Receipt, error)
 	// Probe proves that leases can be had: it acquires one, and destroys it. It reports where it failed.
 	Probe(ctx context.Context, request AcquireRequest) (ProbeReport, error)
-	// Inspect looks, without changing anything, for the sandbox of a creation that could not be accounted for. Store
-	// the envelope it returns, which holds the sandbox's id, and the account if the API attests it by now, before calling Cleanup. While no sandbox of the name was
-	// ever seen it fails with [ErrUncertain]: one may still appear.
+	// Inspect looks, without changing anything, for the sandbox of a creation that could not be accounted for. Store the
+	// envelope it returns, which holds the sandbox's id, and the account if the API attests it by now, before calling
+	// Cleanup. While no sandbox of the name was ever seen it fails with [ErrUncertain]: one may still appear.
 	Inspect(ctx context.Context, envelope CleanupEnvelope) (CleanupEnvelope, error)
 	// Cleanup deletes the sandbox that Inspect observed, and returns when a fresh read shows that it is gone. It fails
 	// with [ErrUncertain] for an envelope without an observed id, without having deleted anything.

@@ -14,11 +14,11 @@ import (
 // that a [Sweeper] works off. [NewFileStore] keeps the list in a directory; a host can put it on its database.
 //
 // Several processes share one store. A record is worked on by one owner at a time: who puts or claims a record holds its
-// claim, a token with which every later write is made. An owner is a random name, alive until the time that it last
-// renewed for; the records of a dead owner are due at once, and anybody's. Methods are safe for concurrent use, return promptly when
-// ctx ends, and are each atomic: they happen wholly or not at all, whatever else runs at the same time, and when one
-// has returned nil its effect survives the death of the process and of the machine. ([Store.Renew] alone may be lost
-// with the machine.)
+// claim, a token with which every later write is made. An owner is a random name, alive until the time that it last renewed
+// for; the records of a dead owner are due at once, and anybody's. Methods are safe for concurrent use, return promptly when
+// ctx ends, and are each atomic: they happen wholly or not at all, whatever else runs at the same time, and when one has
+// returned nil its effect survives the death of the process and of the machine. ([Store.Renew] alone may be lost with the
+// machine.)
 //
 // Time is the store's: whether an owner is alive and a record due is judged by one clock, that of the database or of the
 // machine that has the directory, and durations are counted from the moment of the write by that clock. A host's own

@@ -24,8 +24,8 @@ var (
 	declaration = regexp.MustCompile(`\A(//.*\n)*(func|type|const|import) `)
 )
 
-// TestCodeCompiles compiles every Go block of the README, of the documents and of the package comment. A block is a whole file, declarations, or
-// statements of a function that has what a host has.
+// TestCodeCompiles compiles every Go block of the README, of the documents and of the package comment. A block is a whole
+// file, declarations, or statements of a function that has what a host has.
 func TestCodeCompiles(t *testing.T) {
 	moduleDir, err := filepath.Abs(root)
 	if err != nil {

@@ -48,8 +48,8 @@ func licence(t *testing.T, dir string) string {
 	return "unknown"
 }
 
-// TestLicences makes the table of docs/dependencies.md: every module of which something is compiled into a host that imports the
-// library, on any system, and what its tests need besides. It refuses a licence that binds the host's own code.
+// TestLicences makes the table of docs/dependencies.md: every module of which something is compiled into a host that imports
+// the library, on any system, and what its tests need besides. It refuses a licence that binds the host's own code.
 func TestLicences(t *testing.T) {
 	linked := list(t, "-deps", ".")
 	tested := list(t, "-deps", "-test", "./...")

@@ -35,8 +35,8 @@ func sources(t *testing.T, f func(path, text string)) {
 	}
 }
 
-// TestThreatsHaveTests wants each row of what an attacker can try to name tests, and each test that docs/security.md names to be
-// there, and each fuzz target to be named.
+// TestThreatsHaveTests wants each row of what an attacker can try to name tests, and each test that docs/security.md names
+// to be there, and each fuzz target to be named.
 func TestThreatsHaveTests(t *testing.T) {
 	var tests []string
 	sources(t, func(path, text string) {

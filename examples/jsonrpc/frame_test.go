@@ -93,8 +93,8 @@ func TestWrittenLinesSurviveAJavaScriptReader(t *testing.T) {
 	}
 }
 
-// FuzzLines: whatever the bytes and however they arrive, the lines are those between the newlines, and each is answered once at
-// most, under the id that it came with.
+// FuzzLines: whatever the bytes and however they arrive, the lines are those between the newlines, and each is answered once
+// at most, under the id that it came with.
 func FuzzLines(f *testing.F) {
 	f.Add([]byte("a\r\n\n{\"x\":\"\u2028\"}\nrest"), uint16(3))
 	f.Add([]byte("\r\n\r\r\n"), uint16(1))

@@ -8,10 +8,10 @@ import (
 )
 
 // Copy writes the members of an archive that nobody vouches for to another archive, after the checks of [Extract]: the
-// result has no names and links that [ExtractOptions.Links] does not allow, no owners, no devices, and no set-id and sticky bits.
-// Nothing in it lies behind a symbolic link of it, no hard link's target either: who extracts it and follows what was made
-// before stays in the tree. It is an archive only once Copy has succeeded: before, its end is missing. Options about the
-// host's disk do not apply. A small record of each symbolic link is held.
+// result has no names and links that [ExtractOptions.Links] does not allow, no owners, no devices, and no set-id and sticky
+// bits. Nothing in it lies behind a symbolic link of it, no hard link's target either: who extracts it and follows what was
+// made before stays in the tree. It is an archive only once Copy has succeeded: before, its end is missing. Options about
+// the host's disk do not apply. A small record of each symbolic link is held.
 //
 // That a hard link's target is a file that came before is left to who extracts it.
 func Copy(ctx context.Context, r io.Reader, w io.Writer, opt ExtractOptions) (Summary, error) {

@@ -21,10 +21,10 @@ func ExtractFile(ctx context.Context, r io.Reader, file string, opt ExtractOptio
 }
 
 // ExtractFiles makes each target a regular file with the content of one member of the archive, which has exactly these
-// members, in this order. Several archives may follow each other. Each is written beside its destination, gets its mode and time, and takes its place by rename
-// once the archive has proved to be whole. On any failure before the first rename, all earlier files are as they were.
-// A destination that is a link or not a regular file is refused with [ErrType], before anything is read; an archive of
-// other members, or with one that is not a regular file, with [ErrUnsafe].
+// members, in this order. Several archives may follow each other. Each is written beside its destination, gets its mode and
+// time, and takes its place by rename once the archive has proved to be whole. On any failure before the first rename, all
+// earlier files are as they were. A destination that is a link or not a regular file is refused with [ErrType], before
+// anything is read; an archive of other members, or with one that is not a regular file, with [ErrUnsafe].
 //
 // Until they are published, two files are held open for each target.
 func ExtractFiles(ctx context.Context, r io.Reader, targets []Target, opt ExtractOptions) (Summary, error) {

@@ -106,9 +106,9 @@ func (c *Client) List(ctx context.Context, labels map[string]string, page int) (
 	})
 }
 
-// CredentialOrganization returns the id of the credential's organisation, as the API attests it with any sandbox of it in the list;
-// nothing, if there is none. No other call tells it to an API key: GET /organizations is for users, and
-// GET /api-keys/current leaves it out. The list needs no permission, and is open to a key that is limited to the paths of
+// CredentialOrganization returns the id of the credential's organisation, as the API attests it with any sandbox of it in
+// the list; nothing, if there is none. No other call tells it to an API key: GET /organizations is for users, and GET
+// /api-keys/current leaves it out. The list needs no permission, and is open to a key that is limited to the paths of
 // sandboxes.
 func (c *Client) CredentialOrganization(ctx context.Context) (string, error) {
 	items, _, err := c.list(ctx, 1, func(ctx context.Context) api.SandboxAPIListSandboxesPaginatedRequest {

@@ -211,8 +211,8 @@ func (l Login) enter() string {
 	return b.String()
 }
 
-// exec returns the line that becomes the command, with a prefix. The caller's variables go through env, since shells hold some of them read-only, warn of others, and give some a meaning; the
-// defaults need no process for that.
+// exec returns the line that becomes the command, with a prefix. The caller's variables go through env, since shells hold
+// some of them read-only, warn of others, and give some a meaning; the defaults need no process for that.
 func (l Login) exec(prefix string) string {
 	var b strings.Builder
 	b.WriteString("command export")
