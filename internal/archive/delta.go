@@ -156,8 +156,8 @@ func (c *comparison) entries() error {
 			return nil
 		case !below:
 			continue // the directory itself
-		case strings.Contains(fields[3]+"/", "/../"):
-			return errList
+		case strings.HasPrefix(name, "/") || path.Clean(name) != name || strings.HasPrefix(name+"/", "../"):
+			return errList // find would not say it so
 		}
 		if c.count++; c.count > maxCompared {
 			return failf(ErrLimit, "", "a comparison of more than %d entries", maxCompared)

@@ -132,7 +132,7 @@ func TestF1ListsAreNotTrusted(t *testing.T) {
 	if err := load.Compare(t.Context(), strings.NewReader(whole), CompareOptions{Remove: true}); err != nil || !load.has("f") || load.Gone != 1 {
 		t.Errorf("%v, has %v, %d gone", err, load.has("f"), load.Gone)
 	}
-	for _, list := range []string{"81a4 1 1 f//\n", "x 1 1 ./f//\n", "81a4 ./f//\n", strings.Repeat("a", 1<<20), "81a4 1 1 /etc/passwd//\n"} {
+	for _, list := range []string{"81a4 1 1 f//\n", "x 1 1 ./f//\n", "81a4 ./f//\n", strings.Repeat("a", 1<<20), "81a4 1 1 /etc/passwd//\n", "81a4 1 1 .//etc/passwd//\n", "81a4 1 1 ./../f//\n", "81a4 1 1 ./..//\n"} {
 		load := loadTree(t, src, WriteOptions{})
 		err := load.Compare(t.Context(), strings.NewReader(list), CompareOptions{Remove: true})
 		if !errors.Is(err, ErrCorrupt) || load.gone != "" {

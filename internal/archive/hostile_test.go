@@ -409,7 +409,7 @@ func FuzzReplies(f *testing.F) {
 		"", "\n" + mark + " ok 12\n", "\n" + mark + " skip ./a\n" + mark + " skip\n" + mark + " ok -1\n", mark + " \n" + mark, mark + " ok 99999999999999999999\n",
 		mark + " piece 0 12 5\n" + mark + " piece 1 - 1\n" + mark + " busy\n", mark + " piece -1 1 0\n",
 		"41ed 0 0 .//\n81a4 1 5 ./f//\n81a4 1 1 ./other\nname//\n41ed 0 0 ./d//\n0 0 0 =//\n" + strings.Repeat("0", 64) + "  ./f\n0 0 0 =//\n",
-		"81a4 1 1 ./../x//\n81a4 1 1 .//x//\na1ff 1 1 ./.leasehold/y//\n0 0 0 =//\n0 0 0 =//\n",
+		"81a4 1 1 ./../x//\na1ff 1 1 ./.leasehold/y//\n0 0 0 =//\n0 0 0 =//\n", "81a4 1 1 .//x//\n0 0 0 =//\n0 0 0 =//\n", "81a4 1 1 ./x/./y//\n0 0 0 =//\n0 0 0 =//\n",
 	} {
 		f.Add(s)
 	}
