@@ -3,9 +3,11 @@
 package script_test
 
 import (
+	"bufio"
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -102,20 +104,48 @@ func TestQuoteSurvivesEveryShell(t *testing.T) {
 	})
 }
 
+// FuzzQuote: what is quoted is what it was, for every shell. Each shell is started once, and told one word after another.
 func FuzzQuote(f *testing.F) {
 	for _, s := range []string{"", "'", "a'b", "\n", "\xff", `\'`, "$x", "\\\n"} {
 		f.Add(s)
+	}
+	type listener struct {
+		argv []string
+		in   io.Writer
+		out  *bufio.Reader
+	}
+	var listeners []listener
+	for _, argv := range shells(f) {
+		cmd := shell(f, argv, f.TempDir())
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			f.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			f.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			f.Fatal(err)
+		}
+		f.Cleanup(func() {
+			_ = in.Close()
+			if err := cmd.Wait(); err != nil {
+				f.Errorf("%v: %v", argv, err)
+			}
+		})
+		listeners = append(listeners, listener{argv, in, bufio.NewReader(out)})
 	}
 	f.Fuzz(func(t *testing.T, s string) {
 		if script.CheckWord(s) != nil {
 			return
 		}
-		for _, argv := range shells(t) {
-			cmd := exec.Command(argv[0], argv[1:]...)
-			cmd.Stdin = strings.NewReader("printf '%s' " + script.Quote(s) + "\n")
-			got, err := cmd.Output()
-			if err != nil || string(got) != s {
-				t.Errorf("%v: printf Quote(%q) = %q, %v", argv, s, got, err)
+		for _, l := range listeners {
+			if _, err := io.WriteString(l.in, `printf '%s\000' `+script.Quote(s)+"\n"); err != nil {
+				t.Fatal(err)
+			}
+			if got, err := l.out.ReadString(0); err != nil || got != s+"\x00" {
+				t.Fatalf("%v: printf Quote(%q) = %q, %v", l.argv, s, got, err)
 			}
 		}
 	})
