@@ -44,7 +44,8 @@ const endpointAttempts = 3
 // and proves that the sandbox is the lease's and runs; it does not start it.
 //
 // Errors name the step that failed, [PhaseLookup], [PhaseState], [PhasePreview] or [PhaseValidation], and the HTTP status.
-// Only a rate limit and a 5xx that provably came before any token was given out are tried again, three times in all.
+// Only a rate limit and a 5xx that provably came before any token was given out are tried again, three times in all and
+// within [Config.Timeout].
 // It fails with [ErrInvalid] for a bad port, before anything is sent, with [ErrClosed] once the lease is being given back,
 // with [ErrNotRunning] if the sandbox is not started, and with [ErrProtocol] if the address is not one that this package
 // would send a token to: it must be https (on the embedded backend: its own), be the port's and sandbox's own host, and
@@ -88,8 +89,10 @@ func (l *Lease) orClosed(err *Error) *Error {
 	return &Error{Op: err.Op, Kind: KindClosed, Sandbox: l.ref.Sandbox, Dispatched: err.Dispatched, Message: context.Cause(l.open).Error()}
 }
 
-// endpoint asks for an address and a grant, within the attempts.
+// endpoint asks for an address and a grant, within the attempts and Config.Timeout.
 func (l *Lease) endpoint(ctx context.Context, op string, port int) (*url.URL, *endpointGrant, *Error) {
+	ctx, cancel := context.WithTimeout(ctx, l.p.cfg.Timeout)
+	defer cancel()
 	var pause backoff
 	for attempt := 1; ; attempt++ {
 		address, grant, again, err := l.endpointTry(ctx, op, port)

@@ -204,8 +204,11 @@ func (p *provider) readOnce(ctx context.Context, t target) (*daytona.Sandbox, er
 	return p.looking(t).Get(ctx, id)
 }
 
-// readOwned reads a lease's sandbox.
+// readOwned reads a lease's sandbox. It takes no longer than Config.Timeout: the call that it is for may have no deadline, and
+// a provider that limits the rate may wish for hours.
 func (p *provider) readOwned(ctx context.Context, op string, ref LeaseRef) (*daytona.Sandbox, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.cfg.Timeout)
+	defer cancel()
 	return p.read(ctx, op, ref.target())
 }
 
