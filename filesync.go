@@ -112,6 +112,7 @@ func (m *meter) done(s Progress) {
 // Timings of the removal of scratch files. It runs after a failure too, on a context of its own.
 const (
 	scratchCleanupTimeout  = 15 * time.Second
+	scratchCleanupCall     = 5 * time.Second // of one attempt: one that is never answered leaves time for others
 	scratchCleanupAttempts = 4
 	// A request that was cut off may be handled after the cleanup looked: it looks again.
 	scratchSecondLook = 1
@@ -162,21 +163,26 @@ func (t *transfer) fail(kind Kind, message string) *Error {
 	return &Error{Op: t.op, Kind: kind, Sandbox: t.l.ref.Sandbox, Message: message}
 }
 
-// removeScratch removes the scratch directories of an operation in the sandbox and ends the lease's activity. Once the
-// caller's context has ended, it does so in the background, so that the caller returns at once: giving the lease back waits
-// for it.
+// removeScratch removes the scratch directories of an operation in the sandbox and ends the lease's activity. When the
+// caller's context has ended, or ends meanwhile, that goes on in the background, so that the caller returns at once: giving
+// the lease back waits for it.
 func (t *transfer) removeScratch(ctx context.Context, scratch string, more ...string) {
 	again := 0
 	if ctx.Err() != nil {
 		again = scratchSecondLook
 	}
-	remove := func() {
+	text := archive.RemoteCleanup(scratch, again, more...)
+	removed := make(chan struct{})
+	go func() {
+		defer close(removed)
 		defer t.done()
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), scratchCleanupTimeout)
 		defer cancel()
 		var pause backoff
 		for range scratchCleanupAttempts {
-			result, err := t.box.Execute(ctx, archive.RemoteCleanup(scratch, again, more...), 0)
+			call, cancel := context.WithTimeout(ctx, scratchCleanupCall)
+			result, err := t.box.Execute(call, text, 0)
+			cancel()
 			if err == nil {
 				if reply, ok := archive.ParseReply(result.Output, scratch); ok && reply.Word == archive.WordOK {
 					return
@@ -192,12 +198,11 @@ func (t *transfer) removeScratch(ctx context.Context, scratch string, more ...st
 		}
 		t.l.p.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "leasehold: scratch files of a transfer may be left in the sandbox",
 			slog.String("op", t.op))
+	}()
+	select {
+	case <-removed:
+	case <-ctx.Done():
 	}
-	if ctx.Err() != nil {
-		go remove()
-		return
-	}
-	remove()
 }
 
 // execute runs a script that bears being delivered twice. A lost reply is asked for again, once: the script then waits
