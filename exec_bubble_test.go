@@ -570,8 +570,12 @@ func newHost(server *emulator.Server) *host {
 	h := &host{none: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
 		return nil, &net.OpError{Op: "dial", Net: "tcp", Err: syscall.ECONNREFUSED}
 	}}}
+	dial := (&net.Dialer{}).DialContext
+	if server.Transport() != nil { // it is in memory
+		dial = server.Dial
+	}
 	h.base = &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := server.Dial(ctx, network, address)
+		conn, err := dial(ctx, network, address)
 		if err == nil {
 			h.mu.Lock()
 			h.conns = append(h.conns, conn)

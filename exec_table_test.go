@@ -500,10 +500,12 @@ func TestOutcomesOfFaults(t *testing.T) {
 }
 
 // atOnce calls functions that wait more than they compute, some at a time.
-func atOnce(calls []func()) {
+func atOnce(calls []func()) { someAtOnce(8, calls) }
+
+func someAtOnce(n int, calls []func()) {
 	queue := make(chan func())
 	var wg sync.WaitGroup
-	for range 8 {
+	for range n {
 		wg.Go(func() {
 			for call := range queue {
 				call()

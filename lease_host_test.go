@@ -319,7 +319,9 @@ func TestInspectCancelled(t *testing.T) {
 func TestAcceptedWithoutEffect(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t, Config{})
-		ref, _ := prepareLease(false)(t, w)
+		s := &stage{world: w, host: w.provider}
+		leased(t, s)
+		ref := s.ref
 		w.server.SetFaults(emulator.Fault{Method: "DELETE", Path: "/api/sandbox/*", Count: -1, Action: emulator.StatusBefore, Status: 200})
 		w.begin(nil)
 		_, err := w.Destroy(t.Context(), ref)

@@ -18,8 +18,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/google/uuid"
-
 	"github.com/leasehold-go/leasehold/internal/emulator"
 )
 
@@ -202,29 +200,7 @@ func (w *teeWriter) WriteHeader(status int) {
 func (w *teeWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // plant makes a foreign sandbox, which looks like ours.
-func (m *model) plant(key, name string) {
-	labels := map[string]string{"leasehold-attempt": uuid.NewString(), "leasehold-provider": "daytona", "leasehold-tenant": "acme", "leasehold-environment": "test", "leasehold-run": "run-1", "leasehold-reuse": "false"}
-	body, err := json.Marshal(map[string]any{"name": name, "labels": labels, "autoStopInterval": 0})
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	q, err := http.NewRequest("POST", m.server.URL()+"/sandbox", bytes.NewReader(body))
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	q.Header.Set("Authorization", "Bearer "+key)
-	q.Header.Set("Foreign", "yes")
-	reply, err := m.server.Transport().RoundTrip(q)
-	if err != nil {
-		m.t.Fatal(err)
-	}
-	defer reply.Body.Close()
-	var made struct{ ID string }
-	if err := json.NewDecoder(reply.Body).Decode(&made); err != nil || made.ID == "" {
-		m.t.Fatalf("planting a foreign sandbox: %v", err)
-	}
-	m.foreign[made.ID] = true
-}
+func (m *model) plant(key, name string) { m.foreign[plant(m.t, m.server, key, name)] = true }
 
 // faults is a random plan.
 func (m *model) faults() []emulator.Fault {

@@ -22,6 +22,12 @@ func oneIn() int {
 // further than the one before, so that the share is spread over all in which cases of a kind differ.
 func sampled[C any](t *testing.T, cases []C, kind func(C) string) []C {
 	t.Helper()
+	return sampledOf(t, oneIn(), cases, kind)
+}
+
+// sampledOf is sampled with a share of its own.
+func sampledOf[C any](t *testing.T, oneIn int, cases []C, kind func(C) string) []C {
+	t.Helper()
 	size, begin, seen := make(map[string]int), make(map[string]int), make(map[string]int)
 	for _, c := range cases {
 		size[kind(c)]++
@@ -32,7 +38,7 @@ func sampled[C any](t *testing.T, cases []C, kind func(C) string) []C {
 		if seen[k] == 0 {
 			begin[k] = len(begin)
 		}
-		if (begin[k]+seen[k])%min(oneIn(), size[k]) == 0 {
+		if (begin[k]+seen[k])%min(oneIn, size[k]) == 0 {
 			taken = append(taken, c)
 		}
 		seen[k]++
