@@ -131,7 +131,8 @@ func newPlot(seed uint64) plot {
 // plotHost is one life of the host.
 type plotHost struct {
 	*provider
-	way *host
+	way  *host
+	dead atomic.Bool
 }
 
 // run plays the schedule, and returns what was wrong.
@@ -147,8 +148,14 @@ func (p plot) run(t *testing.T) (problems []string) {
 	store := w.cfg.Store.(promptStore).Store
 	boot := func() *plotHost {
 		h := &plotHost{way: newHost(w.server)}
+		alive := func(string, string) error {
+			if h.dead.Load() {
+				return errHostDead
+			}
+			return nil
+		}
 		cfg := w.provider.cfg
-		cfg.Store, cfg.Transport = store, h.way
+		cfg.Store, cfg.Transport = &hookStore{Store: store, before: alive}, h.way
 		h.provider = rigProvider(t, w.server, cfg)
 		return h
 	}
@@ -163,6 +170,7 @@ func (p plot) run(t *testing.T) (problems []string) {
 	kill := func() {
 		mu.Lock()
 		defer mu.Unlock()
+		hosts[len(hosts)-1].dead.Store(true)
 		hosts[len(hosts)-1].way.die()
 		hosts = append(hosts, boot())
 	}
@@ -171,6 +179,7 @@ func (p plot) run(t *testing.T) (problems []string) {
 			ended, cancel := context.WithCancel(context.Background())
 			cancel()
 			_ = h.Close(ended)
+			h.dead.Store(true)
 			h.way.die()
 			h.way.base.CloseIdleConnections()
 		}
