@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log"
@@ -34,9 +35,11 @@ type Options struct {
 	Keys map[string]string
 	// Listener is where to serve. Nil means a free port of 127.0.0.1. Close closes it.
 	Listener net.Listener
+	// TLS makes it serve HTTPS on the listener, and say so in its URLs, as a server that the world can see does. Nil: HTTP.
+	TLS *tls.Config
 	// InMemory serves on in-memory connections instead, reachable only through Server.Transport and Server.Dial.
 	InMemory bool
-	// PreviewDomain makes preview URLs of the form http://{port}-{id}.{PreviewDomain}[:port]. Empty means the path form.
+	// PreviewDomain makes preview URLs of the form {scheme}://{port}-{id}.{PreviewDomain}[:port]. Empty means the path form.
 	PreviewDomain string
 	// Timing says how long state changes take and requests are held.
 	Timing Timing
@@ -278,6 +281,10 @@ func (s *Server) listen() error {
 		fallthrough
 	default:
 		s.root = "http://" + listener.Addr().String()
+		if s.opt.TLS != nil {
+			s.root = "https://" + listener.Addr().String()
+			listener = tls.NewListener(listener, s.opt.TLS)
+		}
 	}
 	s.direct = &http.Transport{DialContext: (&net.Dialer{Timeout: 10 * time.Second}).DialContext, MaxIdleConnsPerHost: 8}
 	handler := http.Handler(http.HandlerFunc(s.serve))

@@ -24,5 +24,9 @@ func lockDir(dir string) (unlock func(), err error) {
 		}
 		return nil, err
 	}
-	return func() { f.Close() }, nil
+	return func() {
+		// Closing it is not enough: a child that is being started has it open, too, until it runs its program.
+		_ = unix.Flock(int(f.Fd()), unix.LOCK_UN)
+		f.Close()
+	}, nil
 }

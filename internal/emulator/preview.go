@@ -57,8 +57,9 @@ func (s *Server) previewAddress(port int, key string) string {
 	if s.opt.PreviewDomain == "" {
 		return s.root + "/preview/" + label
 	}
-	address := "http://" + label + "." + s.opt.PreviewDomain
-	if _, port, err := net.SplitHostPort(strings.TrimPrefix(s.root, "http://")); err == nil {
+	scheme, authority, _ := strings.Cut(s.root, "://")
+	address := scheme + "://" + label + "." + s.opt.PreviewDomain
+	if _, port, err := net.SplitHostPort(authority); err == nil {
 		address += ":" + port
 	}
 	return address
