@@ -112,13 +112,16 @@ func (l *Lease) endpointTry(ctx context.Context, op string, port int) (_ *url.UR
 		err.Op, err.Phase = op, phase
 		return nil, nil, again && (err.HTTPStatus == http.StatusTooManyRequests || err.HTTPStatus >= 500), err
 	}
+	added := false
 	if l.resolved() == nil {
-		if err := l.claim(ctx); err != nil {
+		var err error
+		if added, err = l.claim(ctx); err != nil {
 			return fail(PhaseLookup, false, failed(op, err))
 		}
 	}
 	sb, failure := l.p.lookOnce(ctx, op, l.ref.target(), false)
 	if failure != nil {
+		l.disclaim(ctx, added, failure)
 		return fail(PhaseLookup, true, failure) // no token was asked for
 	}
 	if sb.State != daytona.StateStarted {

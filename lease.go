@@ -3,6 +3,7 @@ package leasehold
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"maps"
 	"path"
 	"strings"
@@ -273,11 +274,13 @@ func (l *Lease) toolbox(ctx context.Context) (*daytona.Toolbox, error) {
 	if box := l.resolved(); box != nil {
 		return box, nil
 	}
-	if err := l.claim(ctx); err != nil {
+	added, err := l.claim(ctx)
+	if err != nil {
 		return nil, err
 	}
 	sb, err := l.p.readOwned(ctx, "resolve", l.ref)
 	if err != nil {
+		l.disclaim(ctx, added, err)
 		return nil, err
 	}
 	if sb.State != daytona.StateStarted {
@@ -296,17 +299,25 @@ func (l *Lease) connected(op string, box *daytona.Toolbox) {
 	l.box, l.boxOf = box, l.about.Clears()
 }
 
-// claim makes the durable record of the lease ours, before its first use here.
-func (l *Lease) claim(ctx context.Context) error {
+// claim makes the durable record of the lease ours, before its first use here. It reports whether it added one.
+func (l *Lease) claim(ctx context.Context) (added bool, err error) {
 	if err := l.p.proveOurs(ctx, "resolve", l.ref.target()); err != nil {
-		return err
+		return false, err
 	}
 	if l.open.Err() != nil { // it is being given back, which is recorded as that
-		return nil
+		return false, nil
 	}
 	open, done := l.whileOpen(ctx)
 	defer done()
 	return l.p.ledger.resolve(open, "resolve", l.ref)
+}
+
+// disclaim takes what claim added off the list, if the first look says that the sandbox is another's: nobody could ever
+// settle the record.
+func (l *Lease) disclaim(ctx context.Context, added bool, err error) {
+	if added && errors.Is(err, ErrNotOwned) {
+		l.p.ledger.settle(ctx, l.ref.Attempt, false)
+	}
 }
 
 // resolved returns the connection, if it is of use. It is not once the sandbox was seen at rest: if it runs again, then

@@ -110,7 +110,8 @@ func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, how Di
 		drain, cancel := context.WithTimeout(work, min(drainTime, p.cfg.Timeout/4)) // most of the budget is for the sandbox
 		defer cancel()
 		l.close(drain)
-		if err := p.ledger.end(work, op, ref, how); err != nil {
+		added, err := p.ledger.end(work, op, ref, how)
+		if err != nil {
 			p.log(failed(op, err))
 			// Else giving back is better than waiting for the store; but what is to be kept, and is recorded as to be
 			// deleted, is not given to the sweep.
@@ -121,7 +122,11 @@ func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, how Di
 		receipt, err := end(work, op)
 		if err != nil {
 			p.log(failed(op, err))
-			p.ledger.leave(work, ref.Attempt)
+			if added && errors.Is(err, ErrNotOwned) { // nobody could ever settle the record
+				p.ledger.settle(work, ref.Attempt, false)
+			} else {
+				p.ledger.leave(work, ref.Attempt)
+			}
 			return receipt, err
 		}
 		p.ledger.settle(work, ref.Attempt, receipt.State == ReceiptDestroyed)

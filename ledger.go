@@ -95,17 +95,16 @@ func (g *ledger) adopt(ctx context.Context, op string, ref LeaseRef) (added bool
 	return added, err
 }
 
-// resolve makes a lease ours, if nothing says that it is already.
-func (g *ledger) resolve(ctx context.Context, op string, ref LeaseRef) error {
+// resolve makes a lease ours, if nothing says that it is already. It reports whether there was no record of it.
+func (g *ledger) resolve(ctx context.Context, op string, ref LeaseRef) (added bool, err error) {
 	g.mu.Lock()
 	claim, held := g.claims[ref.Attempt]
 	_, owed := g.loose[ref.Attempt]
 	g.mu.Unlock()
 	if held && !owed && claim.Record.State == StateLeased && claim.of(ref) {
-		return nil
+		return false, nil
 	}
-	_, err := g.adopt(ctx, op, ref)
-	return err
+	return g.adopt(ctx, op, ref)
 }
 
 // confirm sees to it that a lease whose sandbox was just started is recorded. Another host may have given the lease back
@@ -132,16 +131,17 @@ func (g *ledger) confirm(ctx context.Context, op string, ref LeaseRef) (added bo
 	return false, storeError(op, putErr)
 }
 
-// end records, before anything is done about it, that a lease is to be given back, and how.
-func (g *ledger) end(ctx context.Context, op string, ref LeaseRef, how Disposition) error {
+// end records, before anything is done about it, that a lease is to be given back, and how. It reports whether there was no
+// record of it.
+func (g *ledger) end(ctx context.Context, op string, ref LeaseRef, how Disposition) (added bool, err error) {
 	if g.store == nil {
-		return nil
+		return false, nil
 	}
 	var pause backoff
 	for {
-		err := g.change(ctx, op, ref, func(r *Record, _ bool) { r.State, r.Orphan = StateEnding, how })
+		err := g.change(ctx, op, ref, func(r *Record, isNew bool) { added, r.State, r.Orphan = isNew, StateEnding, how })
 		if !errors.Is(err, ErrConflict) || pause.wait(ctx, 0) != nil { // a sweep has it, which will come to an end
-			return err
+			return added, err
 		}
 	}
 }

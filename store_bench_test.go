@@ -52,7 +52,8 @@ func BenchmarkRecord(b *testing.B) {
 				check(g.note(b.Context(), "bench", r.Envelope.Attempt, func(r *Record) { r.Envelope.Observed = lease.Envelope.Observed }))
 				check(g.note(b.Context(), "bench", r.Envelope.Attempt, func(r *Record) { *r = lease }))
 				acquired += time.Since(began)
-				check(g.end(b.Context(), "bench", *lease.Lease, OrphanDestroy))
+				_, err := g.end(b.Context(), "bench", *lease.Lease, OrphanDestroy)
+				check(err)
 				g.settle(b.Context(), r.Envelope.Attempt, true)
 
 				b.StopTimer()
