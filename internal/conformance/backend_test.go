@@ -2,44 +2,138 @@ package conformance_test
 
 import (
 	"context"
-	"io"
-	"log"
+	"flag"
 	"net/http"
-	"net/http/httputil"
-	"net/url"
 	"os"
+	"path"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
 	"go.uber.org/goleak"
 
 	"github.com/leasehold-go/leasehold"
-	"github.com/leasehold-go/leasehold/internal/emulator"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
-// Backend is something that leases can be had from.
-type Backend interface {
-	// Lease returns a lease of a sandbox that runs, which the end of the test gives back.
-	Lease(t *testing.T) *leasehold.Lease
+func TestMain(m *testing.M) {
+	// Cases wait more than they work. A -parallel on the command line wins.
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		panic(err)
+	}
+	goleak.VerifyTestMain(m)
 }
 
-// provided is a Backend made of a provider.
-type provided struct{ leasehold.Provider }
+// backend is something that leases can be had from.
+type backend struct {
+	name       string // its column in differences
+	transports []leasehold.Transport
+	config     leasehold.Config // of every provider; a Workspace is one that sandboxes share, and is cut into one for each
+	embedded   bool             // providers are those of NewLocal
+	list       *list
+	dir        string            // beside the list: the snapshots of the run
+	run        string            // of every scope, so that a run's sandboxes can be told from another's
+	serve      string            // the address on which a service in a sandbox listens for the preview proxy
+	outside    http.RoundTripper // reaches what everybody can: previews, without the library
+}
 
-// newProvided takes what New or NewLocal returned. The end of the test closes it.
-func newProvided(t *testing.T, p leasehold.Provider, err error) provided {
+// newBackend returns one whose list is in dir.
+func newBackend(t *testing.T, name, dir string) *backend {
 	t.Helper()
+	store, err := leasehold.NewFileStore(filepath.Join(dir, "sandboxes"), leasehold.FileStoreOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
+	return &backend{
+		name: name, transports: []leasehold.Transport{leasehold.TransportDefault}, list: &list{Store: store}, dir: dir,
+		run: "run-" + uuid.NewString(), serve: "127.0.0.1",
+		outside: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true},
+	}
+}
+
+// open makes a provider. dir is where an embedded one keeps its sandboxes.
+func (b *backend) open(config leasehold.Config, dir string) (leasehold.Provider, error) {
+	config.Store = b.list
+	if b.embedded {
+		return leasehold.NewLocal(leasehold.LocalConfig{Config: config, Dir: dir})
+	}
+	return leasehold.New(config)
+}
+
+// host is what has leases of a backend: a provider, and what it takes to begin anew.
+type host struct {
+	leasehold.Provider
+	b      *backend
+	config leasehold.Config
+	dir    string
+}
+
+// newHost returns a host, which the end of the test closes.
+func (b *backend) newHost(t *testing.T, change ...func(*leasehold.Config)) *host {
+	t.Helper()
+	h := &host{b: b, config: b.config}
+	if h.config.Workspace != "" {
+		h.config.Workspace = path.Join(h.config.Workspace, uuid.NewString())
+	}
+	for _, f := range change {
+		f(&h.config)
+	}
+	if b.embedded {
+		h.dir = t.TempDir()
+	}
+	h.begin(t)
+	t.Cleanup(func() { h.end(t) })
+	return h
+}
+
+func reusable(c *leasehold.Config) { c.Reuse = true }
+
+func (h *host) begin(t *testing.T) {
+	t.Helper()
+	p, err := h.b.open(h.config, h.dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Provider = p
+}
+
+func (h *host) end(t *testing.T) {
+	t.Helper()
+	if err := h.Close(detached(t)); err != nil {
+		t.Errorf("Close() = %v", err)
+	}
+}
+
+// restart ends the host, without giving anything back, and begins the next one in its place.
+func (h *host) restart(t *testing.T) {
+	t.Helper()
+	h.end(t)
+	h.begin(t)
+}
+
+// acquire returns a lease, whose sandbox is destroyed at the end of the test by whoever is the host then.
+func (h *host) acquire(t *testing.T) *leasehold.Lease {
+	t.Helper()
+	l, err := h.Acquire(t.Context(), h.b.request())
+	if err != nil {
+		t.Fatalf("Acquire() = %v", err)
+	}
+	ref := l.Ref()
 	t.Cleanup(func() {
-		if err := p.Close(detached(t)); err != nil {
-			t.Errorf("Close() = %v", err)
+		if receipt, err := h.Destroy(detached(t), ref); err != nil || receipt.State != leasehold.ReceiptDestroyed || receipt.Sandbox != ref.Sandbox {
+			t.Errorf("Destroy() = %+v, %v; want the receipt of %s", receipt, err, ref.Sandbox)
 		}
 	})
-	return provided{p}
+	return l
+}
+
+// request asks for a lease in a scope of its own.
+func (b *backend) request() leasehold.AcquireRequest {
+	return leasehold.AcquireRequest{Scope: leasehold.Scope{
+		Tenant: "leasehold", Environment: "conformance", Run: b.run, Agent: "case-" + uuid.NewString(), Workspace: "main",
+	}}
 }
 
 // detached is a context for what must be done after the test's own has ended.
@@ -49,63 +143,84 @@ func detached(t *testing.T) context.Context {
 	return ctx
 }
 
-func (p provided) Lease(t *testing.T) *leasehold.Lease {
-	t.Helper()
-	l, err := p.Acquire(t.Context(), leasehold.AcquireRequest{Scope: leasehold.Scope{Tenant: "leasehold", Environment: "conformance", Run: "commands"}})
-	if err != nil {
-		t.Fatalf("Acquire() = %v", err)
+// restTime is how long a sandbox that was stopped by a run that has vanished is left alone by other runs.
+const restTime = 10 * time.Minute
+
+// list is a store of all that a run has created. It differs from what the library makes of a store in one thing: of a sandbox
+// that was given back stopped, whoever has its reference is to take care. Here that is this list, since a run may vanish.
+type list struct {
+	leasehold.Store
+	created atomic.Int64
+	owners  sync.Map // of this process
+}
+
+func (l *list) Put(ctx context.Context, record leasehold.Record, owner string) (leasehold.Claim, error) {
+	if record.State == leasehold.StateCreating {
+		l.created.Add(1)
 	}
-	t.Cleanup(func() {
-		if receipt, err := p.Destroy(detached(t), l.Ref()); err != nil {
-			t.Errorf("Destroy() = %+v, %v", receipt, err)
-		}
+	l.owners.Store(owner, true)
+	return l.Store.Put(ctx, record, owner)
+}
+
+func (l *list) Delete(ctx context.Context, claim leasehold.Claim) error {
+	record := claim.Record
+	if record.State == leasehold.StateEnding && record.Orphan != leasehold.OrphanDestroy {
+		record.State = leasehold.StateStopped
+		return l.Store.Release(ctx, claim, record, restTime)
+	}
+	return l.Store.Delete(ctx, claim)
+}
+
+// disown makes what closed hosts of this process hold due at once, instead of when their claims have run out.
+func (l *list) disown(ctx context.Context) error {
+	var failure error
+	l.owners.Range(func(owner, _ any) bool {
+		failure = l.Renew(ctx, owner.(string), time.Nanosecond)
+		return failure == nil
 	})
-	return l
+	return failure
 }
 
-// embedded is the backend that needs nothing.
-func embedded(t *testing.T) Backend {
-	p, err := leasehold.NewLocal(leasehold.LocalConfig{})
-	return newProvided(t, p, err)
+// entries returns all records.
+func (l *list) entries(ctx context.Context) ([]leasehold.Entry, error) {
+	const page = 100
+	var all []leasehold.Entry
+	for after := ""; ; {
+		some, err := l.List(ctx, after, page)
+		all = append(all, some...)
+		if err != nil || len(some) < page {
+			return all, err
+		}
+		after = some[len(some)-1].Record.Envelope.Attempt
+	}
 }
 
-// toolbox is a toolbox at a URL, with a stand-in for the control plane around it: every sandbox is that toolbox.
-func toolbox(t *testing.T, address, token string) Backend {
+// missing skips a test that lacks a capability of the machine or of the sandbox, or fails it where all are required.
+func missing(t *testing.T, what string) {
 	t.Helper()
-	target, err := url.Parse(address)
-	if err != nil || target.Host == "" {
-		t.Fatalf("the toolbox's URL %q is none: %v", address, err)
+	if os.Getenv("LEASEHOLD_REQUIRE_ALL") == "1" {
+		t.Fatalf("LEASEHOLD_REQUIRE_ALL=1 and %s", what)
 	}
-	connections := &http.Transport{}
-	forward := &httputil.ReverseProxy{
-		Transport:     connections,
-		FlushInterval: -1,
-		ErrorLog:      log.New(io.Discard, "", 0), // what fails, the suite notices
-		Rewrite: func(r *httputil.ProxyRequest) {
-			r.SetURL(target)
-			r.Out.Header.Del("Authorization")
-			if token != "" {
-				r.Out.Header.Set("Authorization", "Bearer "+token)
-			}
-		},
-	}
-	server, err := emulator.Start(emulator.Options{Toolbox: forward})
+	t.Skip(what)
+}
+
+// long reports whether cases are to be as large as they should be from time to time.
+func long() bool { return os.Getenv("LEASEHOLD_LONG") == "1" }
+
+// parallel is how many cases run at the same time.
+func parallel() int { return flag.Lookup("test.parallel").Value.(flag.Getter).Get().(int) }
+
+// memory returns a directory for what many small writes are flushed to.
+func memory(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("/dev/shm", "leasehold")
 	if err != nil {
-		t.Fatal(err)
+		return t.TempDir()
 	}
 	t.Cleanup(func() {
-		if err := server.Close(); err != nil {
+		if err := os.RemoveAll(dir); err != nil {
 			t.Error(err)
 		}
-		connections.CloseIdleConnections()
 	})
-	p, err := leasehold.New(leasehold.Config{APIURL: server.URL(), APIKey: server.APIKey()})
-	return newProvided(t, p, err)
-}
-
-// realControlPlane is Daytona, or whatever serves its API.
-func realControlPlane(t *testing.T) Backend {
-	t.Helper()
-	p, err := leasehold.New(leasehold.Config{APIURL: os.Getenv("DAYTONA_API_URL"), APIKey: os.Getenv("DAYTONA_API_KEY"), TTL: 30 * time.Minute})
-	return newProvided(t, p, err)
+	return dir
 }

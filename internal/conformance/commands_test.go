@@ -2,11 +2,14 @@ package conformance_test
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -15,26 +18,22 @@ import (
 	"github.com/leasehold-go/leasehold"
 )
 
-// transports are those that every backend has.
-var transports = []leasehold.Transport{leasehold.TransportDefault, leasehold.TransportJournal, leasehold.TransportSession}
+// everyTransport are those that every backend has.
+var everyTransport = []leasehold.Transport{leasehold.TransportDefault, leasehold.TransportJournal, leasehold.TransportSession}
 
-// Commands is the suite for running commands: every case on each of some transports.
-func Commands(t *testing.T, b Backend, transports ...leasehold.Transport) {
-	l := b.Lease(t)
-	for _, tr := range transports {
-		name := string(tr)
-		if tr == leasehold.TransportDefault {
-			name = "default"
+// commandCases returns the cases on each of the transports.
+func commandCases(transports []leasehold.Transport) []behaviour {
+	var cases []behaviour
+	for _, transport := range transports {
+		for _, name := range slices.Sorted(maps.Keys(commandTests)) {
+			test := commandTests[name]
+			cases = append(cases, behaviour{
+				name: cmp.Or(string(transport), "default") + "/" + name,
+				test: func(t *testing.T, s *scene) { test(t, commands{s.lease, transport}) },
+			})
 		}
-		t.Run(name, func(t *testing.T) {
-			for name, test := range commandCases {
-				t.Run(name, func(t *testing.T) {
-					t.Parallel()
-					test(t, commands{l: l, transport: tr})
-				})
-			}
-		})
 	}
+	return cases
 }
 
 // commands runs the commands of one case.
@@ -148,8 +147,8 @@ func (a arrivals) await(t *testing.T, want string) {
 	}
 }
 
-// commandCases are the cases, by name.
-var commandCases = map[string]func(t *testing.T, c commands){
+// commandTests are what every transport must do, by name.
+var commandTests = map[string]func(t *testing.T, c commands){
 	// Bytes.
 	"nothing":             prints(""),
 	"text":                prints("hello\nworld\n"),

@@ -1,13 +1,39 @@
-// Package conformance holds one suite of behaviour for every backend, in its test files: what a command must do wherever
-// it runs. The suite is written against the library's public interface. Being in test files it may import the library,
-// which nothing below internal may do otherwise.
+// Package conformance holds one suite of behaviour for every backend, in its test files: leases, commands, files, terminals,
+// channels, endpoints, snapshots, cleanup and idleness, wherever they are had from. The suite is written against the
+// library's public interface, and looks at a sandbox only with what the library gives. Being in test files it may import the
+// library, which nothing below internal may do otherwise.
 //
-// It runs against the embedded backend, and against an emulated toolbox behind a stand-in for the control plane. The same
-// cases run against real ones:
+// An ordinary run takes three backends: the embedded one; a toolbox behind a URL; and a control plane that is known by its URL
+// and an API key. The last two are emulated, and reached on the roads that real ones are reached on. What a backend lacks is in
+// one table, differences, with the reason; cases that need it are skipped there, and nothing in the library knows of it.
+// With -v each run says how many cases ran, how many did not because of a difference, and how many sandboxes were created:
 //
-//	LEASEHOLD_TOOLBOX_URL=http://127.0.0.1:2280 [LEASEHOLD_TOOLBOX_TOKEN=...]   a toolbox daemon, or one behind a proxy
-//	LEASEHOLD_REAL=1 DAYTONA_API_URL=... DAYTONA_API_KEY=...                    a control plane, on which sandboxes cost money
+//	go test -v -run 'Embedded|ByURL' ./internal/conformance | grep -E 'cases|sandboxes'
 //
-// Commands run as the daemon's user in its working directory. Every sandbox that the suite creates has a lifetime of half
-// an hour, and is destroyed at the end.
+// # Against a real toolbox
+//
+// A toolbox daemon, or one behind a proxy, is enough, without a control plane:
+//
+//	LEASEHOLD_TOOLBOX_URL=http://127.0.0.1:2280 [LEASEHOLD_TOOLBOX_TOKEN=…] go test -v -run TestRealToolbox ./internal/conformance
+//
+// Commands run as the daemon's user, below the daemon's working directory, in one directory that is removed at the end.
+//
+// # Against a real control plane
+//
+// Sandboxes cost money there, so that it is asked for twice, and -v is needed: the first lines say how many sandboxes are
+// created at most, how many at a time, and how long they could last.
+//
+//	LEASEHOLD_REAL=1 DAYTONA_API_URL=… DAYTONA_API_KEY=… go test -v -timeout 30m -run TestRealControlPlane ./internal/conformance
+//
+// Most cases share one sandbox; some twenty have one of their own, most for seconds. -parallel bounds how many there are at a
+// time. Every sandbox has the labels leasehold-tenant=leasehold and leasehold-environment=conformance, and a lifetime of half
+// an hour, after which the provider destroys it whatever became of the run. Each is on a durable list before it is asked for,
+// in LEASEHOLD_CONFORMANCE_DIR, or else leasehold-conformance in the user's cache directory, and snapshots, which have no
+// lifetime, beside it. The end of a run, passed or failed, destroys what is left of it. What a run that was killed has left is
+// destroyed by the next, once the killed one has been silent for five minutes, or without a run by
+//
+//	LEASEHOLD_REAL=1 DAYTONA_API_URL=… DAYTONA_API_KEY=… go test -v -run TestSweepRealControlPlane ./internal/conformance
+//
+// LEASEHOLD_LONG=1 adds what takes long, a file of 2 GiB above all. With LEASEHOLD_REQUIRE_ALL=1 a case that is skipped for
+// anything but a difference fails: endpoints need python3 in the sandbox, for a service to reach.
 package conformance
