@@ -36,6 +36,7 @@ type backend struct {
 	dir        string            // beside the list: the snapshots of the run
 	run        string            // of every scope, so that a run's sandboxes can be told from another's
 	serve      string            // the address on which a service in a sandbox listens for the preview proxy
+	vanishing  sync.Mutex        // held while a host that vanished is swept, which no other case's sweep is to do
 	outside    http.RoundTripper // reaches what everybody can: previews, without the library
 }
 

@@ -61,17 +61,19 @@ func (h *host) vanish(t *testing.T, ref leasehold.LeaseRef) {
 	if !found || !e.Alive || e.Record.State != leasehold.StateLeased {
 		t.Fatalf("the list has %+v of the lease, want it to be held", e)
 	}
+	h.b.vanishing.Lock()
+	defer h.b.vanishing.Unlock()
 	h.end(t)
 	if err := h.b.list.Renew(t.Context(), e.Owner, time.Nanosecond); err != nil {
 		t.Fatal(err)
 	}
 	h.begin(t)
-	// Other cases, and other runs, have their leases on the same list.
+	// All that runs have created is on one list. What else is due there is of runs that were killed.
 	sweeper, err := leasehold.NewSweeper(h.Provider, leasehold.SweeperOptions{OnOrphan: func(_ context.Context, r leasehold.Record) leasehold.Disposition {
 		if r.Envelope.Attempt == ref.Attempt {
 			return r.Orphan
 		}
-		return leasehold.OrphanKeep
+		return leasehold.OrphanDestroy
 	}})
 	if err != nil {
 		t.Fatal(err)
