@@ -130,7 +130,8 @@ func (b *backend) most(all []topic) int {
 func TestEmbedded(t *testing.T) {
 	t.Parallel()
 	b := newBackend(t, "embedded", memory(t))
-	b.embedded, b.transports = true, everyTransport
+	b.embedded = true
+	b.transports = []leasehold.Transport{leasehold.TransportDefault, leasehold.TransportSession} // the default is a journal there
 	t.Cleanup(func() { b.nothingLeft(t) })
 	conform(t, b)
 }

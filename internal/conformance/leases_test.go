@@ -278,9 +278,9 @@ var leaseCases = []behaviour{
 	{name: "a bad request sends nothing", test: func(t *testing.T, s *scene) {
 		scope := leasehold.Scope{Tenant: "a", Environment: "b", Run: "c"}
 		for field, request := range map[string]leasehold.AcquireRequest{
-			"Scope.Tenant":       {Scope: leasehold.Scope{Environment: "b", Run: "c"}},
-			"Scope.Run":          {Scope: leasehold.Scope{Tenant: "a", Environment: "b", Run: "c d"}},
-			"Labels.leasehold-x": {Scope: scope, Labels: map[string]string{"leasehold-x": "y"}},
+			"AcquireRequest.Scope.Tenant":       {Scope: leasehold.Scope{Environment: "b", Run: "c"}},
+			"AcquireRequest.Scope.Run":          {Scope: leasehold.Scope{Tenant: "a", Environment: "b", Run: "c d"}},
+			"AcquireRequest.Labels.leasehold-x": {Scope: scope, Labels: map[string]string{"leasehold-x": "y"}},
 		} {
 			_, err := s.host.Acquire(t.Context(), request)
 			e := wantError(t, "Acquire()", err, leasehold.ErrInvalid)
