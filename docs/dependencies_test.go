@@ -51,26 +51,37 @@ func licence(t *testing.T, dir string) string {
 // TestLicences makes the table of docs/dependencies.md: every module of which something is compiled into a host that imports
 // the library, on any system, and what its tests need besides. It refuses a licence that binds the host's own code.
 func TestLicences(t *testing.T) {
-	linked := list(t, "-deps", ".")
-	tested := list(t, "-deps", "-test", "./...")
-	modules := func(packages map[string]pkg) map[string]pkg {
-		found := make(map[string]pkg)
-		for _, p := range packages {
-			if p.Module != nil && !p.Module.Main {
-				found[p.Module.Path] = p
-			}
-			if p.Module != nil && len(p.CgoFiles) > 0 {
-				t.Errorf("%s needs cgo: %q", p.ImportPath, p.CgoFiles)
-			}
-		}
-		return found
+	packages, err := list()
+	if err != nil {
+		t.Fatal(err)
 	}
-	hosts, all := modules(linked), modules(tested)
+	all, hosts := make(map[string]pkg), make(map[string]bool)
+	for _, p := range packages {
+		if p.Module != nil && !p.Module.Main {
+			all[p.Module.Path] = p
+		}
+	}
+	linked := make(map[string]bool)
+	var link func(path string)
+	link = func(path string) {
+		p := packages[path]
+		if linked[path] || p.Module == nil {
+			return // seen, or of the standard library
+		}
+		linked[path], hosts[p.Module.Path] = true, !p.Module.Main
+		if len(p.CgoFiles) > 0 {
+			t.Errorf("%s needs cgo: %q", path, p.CgoFiles)
+		}
+		for _, imported := range p.Imports {
+			link(imported)
+		}
+	}
+	link(module)
 	table := "| module | version | licence | in |\n|---|---|---|---|\n"
 	for _, path := range slices.Sorted(maps.Keys(all)) {
 		m, in := all[path].Module, "hosts"
 		name := licence(t, m.Dir)
-		if _, ok := hosts[path]; !ok {
+		if !hosts[path] {
 			in = "tests only"
 		} else if !slices.Contains(shipped, name) {
 			t.Errorf("%s is %s, which is not for what is linked into hosts", path, name)
