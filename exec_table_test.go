@@ -499,26 +499,6 @@ func TestOutcomesOfFaults(t *testing.T) {
 	atOnce(runs)
 }
 
-// atOnce calls functions that wait more than they compute, some at a time.
-func atOnce(calls []func()) { someAtOnce(8, calls) }
-
-func someAtOnce(n int, calls []func()) {
-	queue := make(chan func())
-	var wg sync.WaitGroup
-	for range n {
-		wg.Go(func() {
-			for call := range queue {
-				call()
-			}
-		})
-	}
-	for _, call := range calls {
-		queue <- call
-	}
-	close(queue)
-	wg.Wait()
-}
-
 // scratchRoot is a directory that is removed once nothing writes to it any more.
 func scratchRoot(t *testing.T) string {
 	t.Helper()

@@ -2,8 +2,10 @@ package leasehold
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -94,4 +96,23 @@ func TestIdleChanges(t *testing.T) {
 			}
 		}
 	})
+}
+
+func TestIdleReportsReadWell(t *testing.T) {
+	report := IdleReport{Active: []Activity{
+		{Kind: ActivityCommand, Op: "run", Scope: request().Scope, Sandbox: "id", Since: time.Unix(0, 0)},
+		{Kind: ActivityCreation, Op: "acquire", Since: time.Unix(1, 0), Unwatched: true},
+	}}
+	want := `active: command "run" in sandbox id since 1970-01-01T00:00:00Z; creation "acquire" since 1970-01-01T00:00:01Z, unwatched`
+	if got := report.String(); got != want {
+		t.Errorf("String() = %s\nwant %s", got, want)
+	}
+	if got := (IdleReport{Idle: true}).String(); got != "idle" {
+		t.Errorf("String() = %s, want idle", got)
+	}
+	data, err := json.Marshal(report.Active[:1])
+	want = `[{"kind":"command","op":"run","scope":{"tenant":"acme","environment":"test","run":"run-1"},"sandbox":"id","since":"`
+	if err != nil || !strings.HasPrefix(string(data), want) {
+		t.Errorf("JSON = %s, %v\nwant %s…", data, err, want)
+	}
 }

@@ -3,7 +3,6 @@ package leasehold
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -482,25 +481,6 @@ func TestI1ScopesSideBySide(t *testing.T) {
 		}
 		wantActive(t, r.Idle())
 	})
-}
-
-func TestIdleReportsReadWell(t *testing.T) {
-	report := IdleReport{Active: []Activity{
-		{Kind: ActivityCommand, Op: "run", Scope: request().Scope, Sandbox: "id", Since: time.Unix(0, 0)},
-		{Kind: ActivityCreation, Op: "acquire", Since: time.Unix(1, 0), Unwatched: true},
-	}}
-	want := `active: command "run" in sandbox id since 1970-01-01T00:00:00Z; creation "acquire" since 1970-01-01T00:00:01Z, unwatched`
-	if got := report.String(); got != want {
-		t.Errorf("String() = %s\nwant %s", got, want)
-	}
-	if got := (IdleReport{Idle: true}).String(); got != "idle" {
-		t.Errorf("String() = %s, want idle", got)
-	}
-	data, err := json.Marshal(report.Active[:1])
-	want = `[{"kind":"command","op":"run","scope":{"tenant":"acme","environment":"test","run":"run-1"},"sandbox":"id","since":"`
-	if err != nil || !strings.HasPrefix(string(data), want) {
-		t.Errorf("JSON = %s, %v\nwant %s…", data, err, want)
-	}
 }
 
 // TestI1AnotherAccount neither proves anything of ours, nor is made active by it.

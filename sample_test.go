@@ -4,6 +4,7 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"sync"
 	"testing"
 )
 
@@ -60,4 +61,24 @@ func fewer[C any](cases map[string]C) map[string]C {
 		}
 	}
 	return taken
+}
+
+// atOnce calls functions that wait more than they compute, some at a time.
+func atOnce(calls []func()) { someAtOnce(8, calls) }
+
+func someAtOnce(n int, calls []func()) {
+	queue := make(chan func())
+	var wg sync.WaitGroup
+	for range n {
+		wg.Go(func() {
+			for call := range queue {
+				call()
+			}
+		})
+	}
+	for _, call := range calls {
+		queue <- call
+	}
+	close(queue)
+	wg.Wait()
 }
