@@ -281,10 +281,16 @@ func realControlPlane(t *testing.T) *backend {
 // at the end.
 func controlPlane(t *testing.T, config leasehold.Config, dir string) *backend {
 	t.Helper()
+	b := unsweptControlPlane(t, config, dir)
+	t.Cleanup(func() { b.sweep(t) })
+	return b
+}
+
+func unsweptControlPlane(t *testing.T, config leasehold.Config, dir string) *backend {
+	t.Helper()
 	b := newBackend(t, "control plane", dir)
 	b.config, b.serve = config, "0.0.0.0"
 	b.config.TTL = lifetime
-	t.Cleanup(func() { b.sweep(t) })
 	return b
 }
 

@@ -34,6 +34,6 @@
 //
 //	LEASEHOLD_REAL=1 DAYTONA_API_URL=… DAYTONA_API_KEY=… go test -v -run TestSweepRealControlPlane ./internal/conformance
 //
-// LEASEHOLD_LONG=1 adds what takes long, a file of 2 GiB above all. With LEASEHOLD_REQUIRE_ALL=1 a case that is skipped for
+// LEASEHOLD_LONG=1 adds what takes long, a file of 1 GiB above all. With LEASEHOLD_REQUIRE_ALL=1 a case that is skipped for
 // anything but a difference fails: endpoints need python3 in the sandbox, for a service to reach.
 package conformance

@@ -554,7 +554,7 @@ var fileCases = []behaviour{
 	{name: "a big file, there and back", test: func(t *testing.T, s *scene) {
 		size := int64(9 << 20) // which is sent by itself
 		if long() {
-			size = 2 << 30
+			size = 1 << 30
 		}
 		local, remote := t.TempDir(), unique("big")
 		f, err := os.Create(filepath.Join(local, "big"))

@@ -182,15 +182,11 @@ func TestAKilledRunIsSwept(t *testing.T) {
 	}
 
 	config := leasehold.Config{APIURL: server.URL(), APIKey: server.APIKey()}
-	next := func(name string, want int) {
-		t.Helper()
-		t.Run(name, func(t *testing.T) { controlPlane(t, config, dir) })
-		if left := server.Sandboxes(); len(left) != want {
-			t.Errorf("%s: sandboxes %v are left, want %d", name, left, want)
-		}
+	b := unsweptControlPlane(t, config, dir) // of the next run
+	b.sweep(t)
+	if left := server.Sandboxes(); len(left) != 1 {
+		t.Errorf("a sweep that came too early left the sandboxes %v, want the one of the killed run", left)
 	}
-	next("too early", 1)
-	b := newBackend(t, "control plane", dir)
 	entries, err := b.list.entries(t.Context())
 	if err != nil || len(entries) != 1 || entries[0].Record.State != leasehold.StateLeased || !entries[0].Alive {
 		t.Fatalf("the list is %+v, %v; want the lease, held by the killed run", entries, err)
@@ -198,6 +194,9 @@ func TestAKilledRunIsSwept(t *testing.T) {
 	if err := b.list.Renew(t.Context(), entries[0].Owner, time.Nanosecond); err != nil { // its time passes
 		t.Fatal(err)
 	}
-	next("later", 0)
+	b.sweep(t)
+	if left := server.Sandboxes(); len(left) != 0 {
+		t.Errorf("a sweep left the sandboxes %v", left)
+	}
 	b.nothingLeft(t)
 }
