@@ -8,7 +8,9 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -401,6 +403,9 @@ func TestLoopsOfLinksAreArchivedAsLinks(t *testing.T) {
 	onlyEntries(t, a.dest, "a", "b", "self", "up")
 }
 
+// quotedWord is one word as the shell is given it.
+var quotedWord = regexp.MustCompile(`'(?:[^']|'\\'')*'`)
+
 // FuzzReplies feeds what a hostile sandbox may say, as the words of a script and as the list of what it has: nothing of it is
 // held without bound, and nothing but what lies below the directory is to be removed.
 func FuzzReplies(f *testing.F) {
@@ -410,6 +415,7 @@ func FuzzReplies(f *testing.F) {
 		mark + " piece 0 12 5\n" + mark + " piece 1 - 1\n" + mark + " busy\n", mark + " piece -1 1 0\n",
 		"41ed 0 0 .//\n81a4 1 5 ./f//\n81a4 1 1 ./other\nname//\n41ed 0 0 ./d//\n0 0 0 =//\n" + strings.Repeat("0", 64) + "  ./f\n0 0 0 =//\n",
 		"81a4 1 1 ./../x//\na1ff 1 1 ./.leasehold/y//\n0 0 0 =//\n0 0 0 =//\n", "81a4 1 1 .//x//\n0 0 0 =//\n0 0 0 =//\n", "81a4 1 1 ./x/./y//\n0 0 0 =//\n0 0 0 =//\n",
+		"4 1 1 ./..0 0 \na'1ff ./.leasehold/y'//\n0 0 0 =//\n0 0 0 =//\n",
 	} {
 		f.Add(s)
 	}
@@ -438,8 +444,14 @@ func FuzzReplies(f *testing.F) {
 			if load.Have.Entries+load.Total.Entries != total.Entries || load.Have.Bytes+load.Total.Bytes != total.Bytes || load.Have.Entries < 0 || load.Total.Entries < 0 {
 				t.Errorf("of %+v there are %+v, and %+v are sent", total, load.Have, load.Total)
 			}
-			if gone := strings.ReplaceAll(load.gone, `'\''`, ""); strings.Contains(gone, "/../") || strings.Contains(gone, "/..'") || strings.Contains(gone, "./.leasehold/") || len(gone) > 64*len(output) {
-				t.Errorf("the list %q removes %q", output, gone)
+			for _, word := range quotedWord.FindAllString(load.gone, -1) {
+				name, below := strings.CutPrefix(strings.ReplaceAll(word[1:len(word)-1], `'\''`, "'"), "./")
+				if first, _, _ := strings.Cut(name, "/"); !below || path.Clean(name) != name || first == "" || first == ".." || first == ".leasehold" {
+					t.Errorf("the list %q removes %q", output, name)
+				}
+			}
+			if len(load.gone) > 64*len(output) {
+				t.Errorf("a list of %d bytes makes %d", len(output), len(load.gone))
 			}
 		}
 	})
