@@ -30,11 +30,7 @@ func leased(t *testing.T, s *stage) {
 	if s.ref.Sandbox != "" { // there is one
 		return
 	}
-	l, err := s.host.Acquire(t.Context(), request())
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.ref = l.Ref()
+	s.ref = patiently(t, func() (*Lease, error) { return s.host.Acquire(t.Context(), request()) }).Ref()
 	creation := CreationOperation{Attempt: s.ref.Attempt, Name: s.ref.Name, Scope: s.ref.Scope, Labels: s.ref.Labels, Credential: s.ref.Credential, Account: s.host.account.known()}
 	s.envelope = *creation.envelope(PhaseCreate, "")
 }

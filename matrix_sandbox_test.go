@@ -74,10 +74,7 @@ func (m matrixCommand) begun(do func(context.Context, *stage, *Process, *command
 		}
 		c := m.claim(s)
 		ctx, cancel := context.WithCancel(context.Background())
-		p, err := l.Executor().Start(ctx, m.command(c))
-		if err != nil {
-			t.Fatal(err)
-		}
+		p := patiently(t, func() (*Process, error) { return l.Executor().Start(ctx, m.command(c)) })
 		eventually(t, "the command begins", func() bool { return len(processes(c.starts)) > 0 })
 		s.do = func(ctx context.Context, s *stage) outcome {
 			got := do(ctx, s, p, c)
@@ -392,8 +389,14 @@ func piped(ctx context.Context, s *stage) outcome {
 	return outcome{err: err, stream: c}
 }
 
+// opened is a terminal or a channel.
+type opened interface {
+	io.Closer
+	ID() string
+}
+
 // consoleBegun opens something that tells its process, and has do go on with it.
-func consoleBegun(open func(ctx context.Context, l *Lease, args []string) (io.Closer, string, error), do func(ctx context.Context, l *Lease, id string) (io.Closer, error)) func(*testing.T, *stage) {
+func consoleBegun(open func(ctx context.Context, l *Lease, args []string) (opened, error), do func(ctx context.Context, l *Lease, id string) (io.Closer, error)) func(*testing.T, *stage) {
 	return func(t *testing.T, s *stage) {
 		leased(t, s)
 		l, err := s.lease()
@@ -401,14 +404,11 @@ func consoleBegun(open func(ctx context.Context, l *Lease, args []string) (io.Cl
 			t.Fatal(err)
 		}
 		starts := s.file("starts")
-		c, id, err := open(t.Context(), l, shell("echo $$ >>'"+starts+"'; cat"))
-		if err != nil {
-			t.Fatal(err)
-		}
+		c := patiently(t, func() (opened, error) { return open(t.Context(), l, shell("echo $$ >>'"+starts+"'; cat")) })
 		eventually(t, "the program begins", func() bool { return len(processes(starts)) > 0 })
 		pid := processes(starts)[0]
 		s.do = func(ctx context.Context, s *stage) outcome {
-			other, err := do(ctx, l, id)
+			other, err := do(ctx, l, c.ID())
 			got := outcome{err: err}
 			if other == nil && err == nil {
 				got.ended = &pid
@@ -424,19 +424,11 @@ func consoleBegun(open func(ctx context.Context, l *Lease, args []string) (io.Cl
 }
 
 func streamOperations() []operation {
-	terminal := func(ctx context.Context, l *Lease, args []string) (io.Closer, string, error) {
-		t, err := l.OpenTerminal(ctx, TerminalOptions{Args: args})
-		if err != nil {
-			return nil, "", err
-		}
-		return t, t.ID(), nil
+	terminal := func(ctx context.Context, l *Lease, args []string) (opened, error) {
+		return l.OpenTerminal(ctx, TerminalOptions{Args: args})
 	}
-	channel := func(ctx context.Context, l *Lease, args []string) (io.Closer, string, error) {
-		c, err := l.OpenChannel(ctx, ChannelOptions{Args: args})
-		if err != nil {
-			return nil, "", err
-		}
-		return c, c.ID(), nil
+	channel := func(ctx context.Context, l *Lease, args []string) (opened, error) {
+		return l.OpenChannel(ctx, ChannelOptions{Args: args})
 	}
 	return []operation{
 		{name: "use a terminal", real: true, shares: true, prepare: leased, run: typed},
