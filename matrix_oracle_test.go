@@ -28,7 +28,7 @@ type oracle struct {
 
 	lied    bool // an answer said what is not so, and cannot be told from the truth
 	forged  bool // what has no proof on its way may have been changed
-	lost    bool // a sandbox's container was lost
+	lost    bool // a sandbox's container was lost, or somebody else may end it at any time
 	broken  bool // what was to be made came out broken
 	stalled bool // a state change never ends
 	limited bool // creations were refused by a rate limit, after which they are sent again

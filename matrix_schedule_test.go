@@ -139,7 +139,7 @@ type plotHost struct {
 func (p plot) run(t *testing.T) (problems []string) {
 	never := 0
 	w := newRealWorld(t, Config{Store: newMemoryStore(), ClaimTime: plotClaim, AutoStopMinutes: &never}, "")
-	o := &oracle{world: w, forged: true, limited: true}
+	o := &oracle{world: w, forged: true, limited: true, lost: true}
 	bystander := plant(t, w.server, w.server.APIKey(), "leasehold-create-"+uuid.NewString())
 	w.server.Sandbox(bystander).Settle(time.Minute)
 	w.mu.Lock()
@@ -268,7 +268,7 @@ func (p plot) run(t *testing.T) (problems []string) {
 }
 
 // shrinkTime bounds the search for a smaller schedule.
-const shrinkTime = 3 * time.Minute
+const shrinkTime = 2 * time.Minute
 
 // shrunk is a schedule of fewer acts and faults that fails as well.
 func (p plot) shrunk(fails func(plot) bool) plot {
