@@ -42,8 +42,9 @@ done
 printf '\n'
 say probed
 hear || exit 0
-# Records of tar are as large as chunks, so that all are full; what a tar that died leaves is filled up.
-full=
+# Records of tar are as large as chunks, so that all are full; what a tar that died leaves is filled up. A chunk goes out in
+# blocks, or tar and those behind it would stand still while all of it is gathered, and again while it is sent.
+full= block=$((size/8))
 case $word in
   raw)
     full=conv=sync
@@ -53,10 +54,15 @@ case $word in
 esac
 expected=0
 while hear && [ "$word" = next ] && [ "$number" = "$expected" ]; do
-  { count=$(dd bs="$size" count=1 iflag=fullblock $full 2>&1 >&7 <&5); } 7>&1
+  { count=$(dd bs=$block count=8 iflag=fullblock $full 2>&1 >&7 <&5); } 7>&1
   case $count in
     0+0*) ;;
-    *) printf '\n'; expected=$((expected+1)); continue ;;
+    *)
+      case $full:${count%% *} in :*|*:8+0) ;; *) dd if=/dev/zero bs=$block count=$((8-(${count%% *}))) ;; esac
+      printf '\n'
+      expected=$((expected+1))
+      continue
+      ;;
   esac
   end= sum=
   while [ -z "$end" ] || [ -z "$sum" ]; do

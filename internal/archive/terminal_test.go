@@ -147,14 +147,35 @@ func TestTerminalScriptSendsTheTree(t *testing.T) {
 	}
 }
 
-func sendTree(t *testing.T, clean bool) {
+// A tar that dies in the middle of a record leaves a chunk that is not full. It is filled up, since nothing else tells where
+// it ends, and then the sandbox says how tar ended.
+func TestTerminalWhoseTarDies(t *testing.T) {
 	needTool(t, "bash")
-	src, dest := t.TempDir(), filepath.Join(t.TempDir(), "dest")
-	oddTree(t, src)
-	put(t, src, map[string]string{"large": strings.Repeat("0123456789", 100_000)})
-	request := RemoteExport{Scratch: filepath.Join(src, StageName()), Dir: src}
+	for _, size := range []int{1, terminalChunk/8 + 1, 2*terminalChunk - 1} {
+		bin := t.TempDir()
+		tar := fmt.Sprintf("#!/bin/sh\n[ \"$1\" != --version ] || { echo 'tar (GNU tar) 1.35'; exit; }\nhead -c %d /dev/zero\nexit 2\n", size)
+		if err := os.WriteFile(filepath.Join(bin, "tar"), []byte(tar), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		src := t.TempDir()
+		term, wait := terminalOn(t, RemoteExport{Scratch: filepath.Join(src, StageName()), Dir: src}, true, "PATH="+bin+":"+os.Getenv("PATH"))
+		n, err := io.Copy(io.Discard, term)
+		var failure *Error
+		if !errors.As(err, &failure) || failure.Kind != ErrRead || term.Reply() == nil || term.Reply().Word == WordOK {
+			t.Errorf("%d bytes: %v, reply %+v; want that the sandbox gave up", size, err, term.Reply())
+		}
+		if want := int64((size + terminalChunk - 1) / terminalChunk * terminalChunk); n != want {
+			t.Errorf("%d bytes: %d came, want %d", size, n, want)
+		}
+		wait()
+	}
+}
+
+// terminalOn runs the script where a login shell would.
+func terminalOn(t *testing.T, request RemoteExport, clean bool, env ...string) (term *Terminal, wait func()) {
+	t.Helper()
 	cmd := exec.Command("sh")
-	cmd.Env = os.Environ()
+	cmd.Env = append(os.Environ(), env...)
 	for key, value := range TerminalEnv(request) {
 		cmd.Env = append(cmd.Env, key+"="+value)
 	}
@@ -173,18 +194,30 @@ func sendTree(t *testing.T, clean bool) {
 	if !clean {
 		from = unclean{out}
 	}
-	term := NewTerminal(struct {
+	term = NewTerminal(struct {
 		io.Reader
 		io.Writer
 	}{from, crlf{in}}, request, 0)
+	return term, func() {
+		in.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("the script ended with %v", err)
+		}
+	}
+}
+
+func sendTree(t *testing.T, clean bool) {
+	needTool(t, "bash")
+	src, dest := t.TempDir(), filepath.Join(t.TempDir(), "dest")
+	oddTree(t, src)
+	put(t, src, map[string]string{"large": strings.Repeat("0123456789", 100_000)})
+	request := RemoteExport{Scratch: filepath.Join(src, StageName()), Dir: src}
+	term, wait := terminalOn(t, request, clean)
 	sum, err := Extract(context.Background(), term, dest, ExtractOptions{ReserveStep: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	in.Close()
-	if err := cmd.Wait(); err != nil {
-		t.Errorf("the script ended with %v", err)
-	}
+	wait()
 	t.Cleanup(func() { removeAll(t, dest) })
 	if diff := cmp.Diff(describe(t, src), describe(t, dest)); diff != "" {
 		t.Errorf("tree mismatch (-want +got):\n%s", diff)

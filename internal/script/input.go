@@ -23,7 +23,7 @@ exec 4>&- 5>&-
 // feed writes a chunk, once: whoever creates its file does. The file gets a line when that is done, which a command that
 // does not read delays. A command that ends lets its writer go, which tells nevertheless what became of the chunk: the
 // command may have ended because of it. The last chunk lets the keeper go.
-const feed = `_chunk=$_record.n%[1]d
+const feed = `_chunk=$_record.n%[1]d _tells=1
 watch() {
 _ticks=0 _over=0
 while [ ! -s "$_chunk" ] && [ $_ticks -lt $_limit ] && [ $_over -lt 10 ]; do

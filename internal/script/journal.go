@@ -94,7 +94,7 @@ func (j Journal) Start(s Start) Script {
 	if len(s.Drop) > 0 || s.Sweep {
 		b.WriteString(chores(s.Drop, s.Sweep) + " </dev/null >/dev/null &\n")
 	}
-	b.WriteString("if [ \"$_won\" ]; then\n{ echo >>\"$_record\" && true >>\"$_stdout\" && true >>\"$_stderr\"")
+	b.WriteString(waiting + "if [ \"$_won\" ]; then\n{ echo >>\"$_record\" && true >>\"$_stdout\" && true >>\"$_stderr\"")
 	stdin := "/dev/null"
 	if len(s.Stdin) > 0 {
 		stdin = `"$_record.i"`
@@ -118,8 +118,7 @@ func (j Journal) Start(s Start) Script {
 		b.WriteString(keeper)
 	}
 	b.WriteString(launch(login, text, stdin))
-	b.WriteString(waiting + run)
-	b.WriteString("else\n" + waiting + observe + "fi\n")
+	b.WriteString(run + "else\n" + observe + "fi\n")
 	return j.script(b.String())
 }
 

@@ -157,7 +157,7 @@ const full = `{ true >"$_refusal"; frame full; exit; }
 
 // waiting is for scripts that wait: news does so for $_limit ticks at most, each of which tick waits for. Tick is true when
 // something happened, and may be so early.
-var waiting = code(`_lost= _late= _looked=
+var waiting = code(`_lost= _late= _looked= _told=0
 
 # True when there is nothing more to wait for but output: the exit is recorded, and the streams have ended or a tick is over.
 settled() {
@@ -217,14 +217,23 @@ fi
 var observe = ticks + "watch\n"
 
 // meanwhile runs runner in the background and watch, which prints the frame, in the foreground. The runner holds neither the
-// output nor the input of the request, and goes on when watch has ended. Each line of its output ends a tick. Where read
-// cannot wait for a limited time, a background loop writes an empty line for each tick.
-var meanwhile = code(`if [ "$_rich" ]; then
-tick() { read -t 0.05 -r _line <&3; }
+// output nor the input of the request, and goes on when watch has ended. The last of the $_tells lines of its output ends a
+// tick: before it, there is little to look for. Where read cannot wait for a limited time, a background loop writes an empty
+// line for each tick.
+var meanwhile = code(`tick() {
+while hear; do
+_told=$((_told+1))
+if [ $_told = $_tells ]; then return; fi
+done
+if [ $_told -gt 0 ]; then exited; fi
+false
+}
+if [ "$_rich" ]; then
+hear() { read -t 0.05 -r _line <&3; }
 eval 'exec 3< <(runner </dev/null)'
 watch
 else
-tick() { read -r _line <&3; [ "$_line" ]; }
+hear() { read -r _line <&3 && [ "$_line" ]; }
 metronome() { while sleep 0.05; do echo; done; }
 { metronome & runner </dev/null; } | { exec 3<&0; watch; kill -9 $$; }
 fi
@@ -234,7 +243,7 @@ fi
 //
 //	4, 5  the files of standard output and standard error
 //	6     the pipe of the command's standard error; that of its standard output is 1
-//	7     what runner's output was: a line in it ends a tick
+//	7     what runner's output was: lines of the exit, and of the end of each stream
 //	9     the record
 //
 // The command's output are pipes, as everywhere: what opens /dev/stderr again does not cut off what is there. Behind each
@@ -244,7 +253,8 @@ fi
 //
 // Bash makes the command the leader of a process group; for other shells setsid does, at the cost of a process image.
 // Whoever waits for the command to read its input is let go.
-var run = code(`exec 4>>"$_stdout" 5>>"$_stderr" 9>>"$_record"
+var run = code(`_tells=3
+exec 4>>"$_stdout" 5>>"$_stderr" 9>>"$_record"
 
 runner() {
 trap - INT QUIT
