@@ -323,7 +323,9 @@ func TestS1NothingLeftBehindHoldsASecret(t *testing.T) {
 	_, err = io.WriteString(channel, typed)
 	must(errors.Join(err, channel.CloseWrite()))
 	wantExit(t, channel, Exit{State: ExitExited})
-	w.value("value", term, channel)
+	must(errors.Join(term.Close(), channel.Close()))
+	w.saw("value", fmt.Sprintf("%v %+v %#v", term, term, term)) // not with other verbs: those look behind pointers, where timers still write
+	w.saw("value", fmt.Sprintf("%v %+v %#v", channel, channel, channel))
 	profileSaw()
 
 	must(os.WriteFile(filepath.Join(local, "file"), []byte("content"), 0o600))

@@ -8,9 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path"
 	"path/filepath"
-	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -401,58 +399,4 @@ func TestLoopsOfLinksAreArchivedAsLinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	onlyEntries(t, a.dest, "a", "b", "self", "up")
-}
-
-// quotedWord is one word as the shell is given it.
-var quotedWord = regexp.MustCompile(`'(?:[^']|'\\'')*'`)
-
-// FuzzReplies feeds what a hostile sandbox may say, as the words of a script and as the list of what it has: nothing of it is
-// held without bound, and nothing but what lies below the directory is to be removed.
-func FuzzReplies(f *testing.F) {
-	mark := StagePrefix + "x"
-	for _, s := range []string{
-		"", "\n" + mark + " ok 12\n", "\n" + mark + " skip ./a\n" + mark + " skip\n" + mark + " ok -1\n", mark + " \n" + mark, mark + " ok 99999999999999999999\n",
-		mark + " piece 0 12 5\n" + mark + " piece 1 - 1\n" + mark + " busy\n", mark + " piece -1 1 0\n",
-		"41ed 0 0 .//\n81a4 1 5 ./f//\n81a4 1 1 ./other\nname//\n41ed 0 0 ./d//\n0 0 0 =//\n" + strings.Repeat("0", 64) + "  ./f\n0 0 0 =//\n",
-		"81a4 1 1 ./../x//\na1ff 1 1 ./.leasehold/y//\n0 0 0 =//\n0 0 0 =//\n", "81a4 1 1 .//x//\n0 0 0 =//\n0 0 0 =//\n", "81a4 1 1 ./x/./y//\n0 0 0 =//\n0 0 0 =//\n",
-		"4 1 1 ./..0 0 \na'1ff ./.leasehold/y'//\n0 0 0 =//\n0 0 0 =//\n",
-	} {
-		f.Add(s)
-	}
-	src := f.TempDir()
-	put(f, src, map[string]string{"f": "x", "d/g": ""})
-	f.Fuzz(func(t *testing.T, output string) {
-		r, ok := ParseReply(output, "/ws/"+mark)
-		if ok != (r.Word != "" || len(r.Pieces) > 0) || strings.ContainsAny(string(r.Word), " \n") || r.Bytes < 0 || len(r.Sockets) > MaxSkipped || r.SocketCount < len(r.Sockets) {
-			t.Errorf("ParseReply(%q) = %+v, %v", output, r, ok)
-		}
-		for _, piece := range r.Pieces {
-			if piece.Number < 0 || piece.Size <= 0 {
-				t.Errorf("ParseReply(%q) has piece %+v", output, piece)
-			}
-		}
-		for _, digests := range []bool{false, true} {
-			load := loadTree(t, src, WriteOptions{Reserved: Reserved(".leasehold")})
-			total := load.Total
-			err := load.Compare(t.Context(), strings.NewReader(output), CompareOptions{Remove: true, Digests: digests})
-			if err != nil {
-				if load.gone != "" || load.has("f") {
-					t.Errorf("the list %q is refused, and changed the load: %v", output, err)
-				}
-				continue
-			}
-			if load.Have.Entries+load.Total.Entries != total.Entries || load.Have.Bytes+load.Total.Bytes != total.Bytes || load.Have.Entries < 0 || load.Total.Entries < 0 {
-				t.Errorf("of %+v there are %+v, and %+v are sent", total, load.Have, load.Total)
-			}
-			for _, word := range quotedWord.FindAllString(load.gone, -1) {
-				name, below := strings.CutPrefix(strings.ReplaceAll(word[1:len(word)-1], `'\''`, "'"), "./")
-				if first, _, _ := strings.Cut(name, "/"); !below || path.Clean(name) != name || first == "" || first == ".." || first == ".leasehold" {
-					t.Errorf("the list %q removes %q", output, name)
-				}
-			}
-			if len(load.gone) > 64*len(output) {
-				t.Errorf("a list of %d bytes makes %d", len(output), len(load.gone))
-			}
-		}
-	})
 }
