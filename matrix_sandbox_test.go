@@ -38,7 +38,7 @@ type matrixCommand struct {
 
 // claim is what is said of the command that is about to run.
 func (m matrixCommand) claim(s *stage) *commandClaim {
-	return &commandClaim{starts: s.file("starts"), wantOut: []byte(m.out), wantErrs: []byte(m.errs), wantExit: m.code}
+	return &commandClaim{starts: s.file("starts"), wantOut: []byte(m.out), wantErrs: []byte(m.errs), wantExit: m.code, stdin: int64(m.stdin)}
 }
 
 func (m matrixCommand) command(c *commandClaim) Command {

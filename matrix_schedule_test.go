@@ -139,7 +139,7 @@ type plotHost struct {
 func (p plot) run(t *testing.T) (problems []string) {
 	never := 0
 	w := newRealWorld(t, Config{Store: newMemoryStore(), ClaimTime: plotClaim, AutoStopMinutes: &never}, "")
-	o := &oracle{world: w, forged: true, limited: true, lost: true}
+	o := &oracle{world: w, forged: true, limited: true, ends: true}
 	bystander := plant(t, w.server, w.server.APIKey(), "leasehold-create-"+uuid.NewString())
 	w.server.Sandbox(bystander).Settle(time.Minute)
 	w.mu.Lock()

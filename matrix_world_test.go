@@ -287,6 +287,7 @@ type commandClaim struct {
 	wantOut   []byte
 	wantErrs  []byte
 	wantExit  int
+	stdin     int64 // bytes that it reads to the end before it writes
 }
 
 // streamClaim is what arrived on a stream, and what was sent.
