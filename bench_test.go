@@ -121,6 +121,23 @@ func TestServeBenchmarks(t *testing.T) {
 	}
 }
 
+// benchLease returns a lease on an embedded backend.
+func benchLease(b *testing.B) (*emulator.Server, *provider, *Lease) {
+	server, err := emulator.Start(emulator.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	p, err := newProvider(Config{APIKey: server.APIKey(), APIURL: server.URL(), NoBwrap: true})
+	if err != nil {
+		b.Fatal(err)
+	}
+	l, err := p.Acquire(b.Context(), request())
+	if err != nil {
+		b.Fatal(err)
+	}
+	return server, p, l
+}
+
 // create makes a sandbox, reads it, and runs a program in it: the floor of an acquisition.
 func create(ctx context.Context, p *provider) (*daytona.Sandbox, error) {
 	sb, err := p.client.Create(ctx, daytona.CreateRequest{Labels: map[string]string{"bench": "floor"}})

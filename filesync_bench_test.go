@@ -16,8 +16,6 @@ import (
 	"testing"
 
 	"github.com/creack/pty"
-
-	"github.com/leasehold-go/leasehold/internal/emulator"
 )
 
 // The benchmarks move a tree through the library and the embedded backend, and through "tar c | tar x": that is the floor.
@@ -210,21 +208,4 @@ func BenchmarkExportTerminal(b *testing.B) {
 		b.ReportMetric(float64(grown)/(1<<20), "RSS-growth-MiB")
 	}
 	sameFile(b, source, filepath.Join(dest, "f"))
-}
-
-// benchLease returns a lease on an embedded backend.
-func benchLease(b *testing.B) (*emulator.Server, *provider, *Lease) {
-	server, err := emulator.Start(emulator.Options{})
-	if err != nil {
-		b.Fatal(err)
-	}
-	p, err := newProvider(Config{APIKey: server.APIKey(), APIURL: server.URL(), NoBwrap: true})
-	if err != nil {
-		b.Fatal(err)
-	}
-	l, err := p.Acquire(b.Context(), request())
-	if err != nil {
-		b.Fatal(err)
-	}
-	return server, p, l
 }
