@@ -131,9 +131,13 @@ func (o *oracle) failure(err error) *Error {
 			o.secretIn("the envelope", string(data))
 		}
 	}
+	switch e.Kind {
+	case KindCanceled, KindClosed, KindNotOwned, KindStore, KindFenced: // before the first step, or between two
+		return e
+	}
 	switch e.Op {
 	case "acquire", "resume", "release", "destroy", "cleanup":
-		if e.Phase == "" && e.Kind != KindCanceled && !errors.Is(e, context.DeadlineExceeded) && e.Kind != KindClosed && e.Kind != KindNotOwned {
+		if e.Phase == "" && !errors.Is(e, context.DeadlineExceeded) {
 			o.wrong("no phase: %+v", e)
 		}
 	}
