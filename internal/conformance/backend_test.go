@@ -30,6 +30,7 @@ func TestMain(m *testing.M) {
 type backend struct {
 	name       string // its column in differences
 	transports []leasehold.Transport
+	oneIn      int              // how many cases of commands there are to one that runs
 	config     leasehold.Config // of every provider; a Workspace is one that sandboxes share, and is cut into one for each
 	embedded   bool             // providers are those of NewLocal
 	list       *list
@@ -48,9 +49,16 @@ func newBackend(t *testing.T, name, dir string) *backend {
 		t.Fatal(err)
 	}
 	return &backend{
-		name: name, transports: []leasehold.Transport{leasehold.TransportDefault}, list: &list{Store: store}, dir: dir,
+		name: name, transports: []leasehold.Transport{leasehold.TransportDefault}, oneIn: 1, list: &list{Store: store}, dir: dir,
 		run: "run-" + uuid.NewString(), serve: "127.0.0.1",
 		outside: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true},
+	}
+}
+
+// sampled takes a share of the commands, unless all are asked for.
+func (b *backend) sampled() {
+	if !long() {
+		b.oneIn = commandShare
 	}
 }
 

@@ -1,6 +1,7 @@
 package conformance_test
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"io"
@@ -16,8 +17,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
-
-	"context"
 
 	"github.com/leasehold-go/leasehold"
 	"github.com/leasehold-go/leasehold/internal/emulator"
@@ -45,11 +44,11 @@ type scene struct {
 	lease *leasehold.Lease // one that other cases use at the same time
 }
 
-// topics are the whole suite, with the commands run on each of the transports.
-func topics(transports []leasehold.Transport) []topic {
+// topics are the whole suite, with the commands, or one of so many of them, run on each of the transports.
+func topics(transports []leasehold.Transport, oneIn int) []topic {
 	return []topic{
 		{name: "leases", cases: leaseCases},
-		{name: "commands", cases: commandCases(transports)},
+		{name: "commands", cases: commandCases(transports, oneIn)},
 		{name: "files", cases: fileCases},
 		{name: "terminals", cases: terminalCases},
 		{name: "channels", cases: channelCases},
@@ -65,7 +64,7 @@ const lifetime = 30 * time.Minute
 
 // conform runs the suite on a backend.
 func conform(t *testing.T, b *backend) {
-	all := topics(b.transports)
+	all := topics(b.transports, b.oneIn)
 	most := b.most(all)
 	t.Logf("%s: creates at most %d sandboxes, of which at most %d at a time", b.name, most, parallel()+2)
 	if b.config.TTL > 0 {
@@ -155,7 +154,9 @@ func TestToolboxByURL(t *testing.T) {
 			t.Errorf("%d requests came to the toolbox: the suite ran elsewhere", n)
 		}
 	})
-	conform(t, toolbox(t, strings.TrimSuffix(other.URL(), "/api")+"/toolbox/"+l.Ref().Sandbox, other.APIKey()))
+	b := toolbox(t, strings.TrimSuffix(other.URL(), "/api")+"/toolbox/"+l.Ref().Sandbox, other.APIKey())
+	b.sampled()
+	conform(t, b)
 }
 
 // TestRealToolbox runs the suite on a toolbox daemon.
@@ -244,6 +245,7 @@ func TestControlPlaneByURL(t *testing.T) {
 	t.Cleanup(transport.CloseIdleConnections)
 	b := controlPlane(t, leasehold.Config{APIURL: server.URL(), APIKey: server.APIKey(), Transport: transport}, memory(t))
 	b.outside, b.serve = transport, "127.0.0.1"
+	b.sampled()
 	t.Cleanup(func() {
 		creations := 0
 		for _, q := range server.Requests() {

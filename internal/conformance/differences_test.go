@@ -40,7 +40,7 @@ var differences = map[string]map[feature]string{
 func TestDifferences(t *testing.T) {
 	needed := map[feature]int{}
 	total := 0
-	for _, topic := range topics(everyTransport) {
+	for _, topic := range topics(everyTransport, 1) {
 		seen := map[string]bool{}
 		for _, c := range topic.cases {
 			total++
