@@ -200,10 +200,10 @@ func forms(secret string) []string {
 func (w *witness) places(secret string) map[string]string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	found := make(map[string]string)
+	found, all := make(map[string]string), forms(secret)
 	for place, texts := range w.evidence {
 		for text := range texts {
-			for _, form := range forms(secret) {
+			for _, form := range all {
 				if at := strings.Index(text, form); at >= 0 {
 					found[place] += fmt.Sprintf("\n%.80q … %q", text, text[max(0, at-100):min(len(text), at+len(form)+50)])
 					break
@@ -329,7 +329,7 @@ func TestS1NothingLeftBehindHoldsASecret(t *testing.T) {
 	profileSaw()
 
 	must(os.WriteFile(filepath.Join(local, "file"), []byte("content"), 0o600))
-	sent, err := l.Importer().Dir(ctx, local, "in", ImportOptions{Progress: func(Progress) { w.processes() }})
+	sent, err := l.Importer().Dir(ctx, local, "in", ImportOptions{})
 	must(err)
 	staged := 0
 	got, err := l.Exporter().Dir(ctx, "in", filepath.Join(local, "out"), ExportOptions{Progress: func(Progress) {
