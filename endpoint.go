@@ -158,7 +158,7 @@ func endpointAddress(raw string, port int, key, embedded string) (_ *url.URL, pr
 	if err != nil {
 		return nil, "no URL"
 	}
-	u.Path, u.RawPath = strings.TrimSuffix(u.Path, "/"), ""
+	u.Path, u.RawPath = strings.TrimRight(u.Path, "/"), ""
 	switch first, domain, _ := strings.Cut(u.Hostname(), "."); {
 	case u.User != nil:
 		return nil, "it has user information"

@@ -211,7 +211,7 @@ func FuzzEndpointAddress(f *testing.F) {
 	const embedded = "http://127.0.0.1:4000"
 	for _, address := range []string{
 		"https://80-box.proxy.example", "https://80-BOX.proxy.example:8443/a/", "http://80-box.proxy.example", "https://80-box", "https://u@80-box.x", "https://80-box.x?", "https://80-box.x#",
-		"https://80-box.x/../y", "https://[80-box.x]", "https://80-box.x%2f@y", embedded + "/preview/80-box", embedded + "/preview/80-box/", embedded + "/preview/80-other", "https://80-box.\x00",
+		"https://80-box.x/../y", "https://[80-box.x]", "https://80-box.x%2f@y", "https://80-box.x://", "https://80-box.x:", embedded + "/preview/80-box", embedded + "/preview/80-box/", embedded + "/preview/80-other", "https://80-box.\x00",
 	} {
 		f.Add(address, 80, "box")
 	}

@@ -129,6 +129,7 @@ func FuzzAnswers(f *testing.F) {
 	f.Add(uint8(13), 200, "multipart/form-data; boundary=b", []byte("--b\r\nContent-Disposition: form-data; name=\"file\"\r\n\r\nx\r\n--b--\r\n"))
 	f.Add(uint8(14), 206, "bytes 7-8/9", []byte("xy"))
 	f.Add(uint8(14), 416, "bytes */7", []byte(""))
+	f.Add(uint8(16), 264, "", []byte(""))
 	f.Fuzz(func(t *testing.T, call uint8, status int, header string, body []byte) {
 		if status < 100 || status > 999 {
 			return // no HTTP

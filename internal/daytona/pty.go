@@ -55,11 +55,19 @@ func (t *Toolbox) ResizePTY(ctx context.Context, id string, cols, rows int) erro
 // DescribePTY returns the environment that a terminal was created with. One that has ended is a 404.
 func (t *Toolbox) DescribePTY(ctx context.Context, id string) (env map[string]string, err error) {
 	err = t.do(ctx, OpDescribePTY, func(ctx context.Context) error {
-		info, _, err := t.api.ProcessAPI.GetPtySession(ctx, id).Execute()
-		if err == nil {
-			env = info.Envs
+		_, resp, err := t.api.ProcessAPI.GetPtySession(ctx, id).Execute()
+		var reply struct {
+			ID   string            `json:"id"`
+			Envs map[string]string `json:"envs"`
 		}
-		return err
+		if err := decode(resp, err, &reply); err != nil {
+			return err
+		}
+		if reply.ID != id {
+			return errReply
+		}
+		env = reply.Envs
+		return nil
 	}, id)
 	return env, err
 }

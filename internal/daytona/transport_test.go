@@ -153,6 +153,7 @@ func TestNoMethodTrustsAnAnswerToBeThere(t *testing.T) {
 			"Command":         func() error { _, err := box.Command(t.Context(), "s", "c"); return err },
 			"Stat":            func() error { _, err := box.Stat(t.Context(), "/x"); return err },
 			"ReadFile":        func() error { _, err := box.ReadFile(t.Context(), "/x", 10); return err },
+			"DescribePTY":     func() error { _, err := box.DescribePTY(t.Context(), "p"); return err },
 		} {
 			var e *Error
 			if err := call(); !errors.As(err, &e) || e.Reason != ReasonDecode || e.Dispatch != DispatchYes || e.Status != 200 {
