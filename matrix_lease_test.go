@@ -2,6 +2,7 @@ package leasehold
 
 import (
 	"context"
+	"errors"
 	"io"
 	"testing"
 	"time"
@@ -30,7 +31,17 @@ func leased(t *testing.T, s *stage) {
 	if s.ref.Sandbox != "" { // there is one
 		return
 	}
-	s.ref = patiently(t, func() (*Lease, error) { return s.host.Acquire(t.Context(), request()) }).Ref()
+	s.ref = patiently(t, func() (*Lease, error) {
+		l, err := s.host.Acquire(t.Context(), request())
+		if e := (*Error)(nil); errors.As(err, &e) && e.Cleanup != nil { // a busy machine was too late, and nothing is to be left of that
+			next := s.world.next(t)
+			defer func() { _ = next.Close(context.Background()) }()
+			if observed, inspectErr := next.Inspect(t.Context(), *e.Cleanup); inspectErr == nil {
+				_, _ = next.Cleanup(t.Context(), observed)
+			}
+		}
+		return l, err
+	}).Ref()
 	creation := CreationOperation{Attempt: s.ref.Attempt, Name: s.ref.Name, Scope: s.ref.Scope, Labels: s.ref.Labels, Credential: s.ref.Credential, Account: s.host.account.known()}
 	s.envelope = *creation.envelope(PhaseCreate, "")
 }
