@@ -19,7 +19,7 @@ const (
 	KindNotOwned    Kind = "not_owned"    // a sandbox with other labels, name or account: nothing was done to it
 	KindNotRunning  Kind = "not_running"  // the sandbox is there, and is not started
 	KindBroken      Kind = "broken"       // the sandbox is in an error state that it cannot leave
-	KindConflict    Kind = "conflict"     // another state change is pending, or the name is taken
+	KindConflict    Kind = "conflict"     // another state change is pending, the name is taken, or files are of another kind
 	KindQuota       Kind = "quota"        // an organisation or sandbox limit refused it
 	KindRateLimited Kind = "rate_limited" // 429
 	KindRefused     Kind = "refused"      // the provider refused the request for another reason (4xx)

@@ -254,13 +254,13 @@ func (t *transfer) refused(word archive.Word) *Error {
 	case archive.WordDeep:
 		e = t.fail(KindConflict, t.named("is in the sandbox already, too deep to be merged: nothing was changed"))
 	case archive.WordReserved:
-		e = t.fail(KindInvalid, "the import would replace the lease's own directory: nothing was changed")
+		e = t.fail(KindConflict, "the import would replace the lease's own directory: nothing was changed")
 	case archive.WordPublish:
 		e = t.fail(KindRefused, "an entry could not be renamed to its place: earlier ones are in theirs")
 	case archive.WordNotDir:
-		e = t.fail(KindInvalid, t.named("is not a directory"))
+		e = t.fail(KindConflict, t.named("is not a directory"))
 	case archive.WordNotFile:
-		e = t.fail(KindInvalid, t.named("is not a regular file"))
+		e = t.fail(KindConflict, t.named("is not a regular file"))
 	case archive.WordSymlink:
 		e = t.fail(KindUnsafe, t.named("is a symbolic link"))
 	case archive.WordOutside:

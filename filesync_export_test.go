@@ -135,7 +135,7 @@ func TestExportOfManyFiles(t *testing.T) {
 	}{
 		"missing":             {FileMapping{Remote: "nope", Local: host + "/7"}, KindNotFound},
 		"link":                {FileMapping{Remote: "link", Local: host + "/7"}, KindUnsafe},
-		"directory":           {FileMapping{Remote: "dir", Local: host + "/7"}, KindInvalid},
+		"directory":           {FileMapping{Remote: "dir", Local: host + "/7"}, KindConflict},
 		"over a directory":    {FileMapping{Remote: "a", Local: host + "/x"}, KindConflict},
 		"local path twice":    {FileMapping{Remote: "d/a", Local: host + "/y/../x/1"}, KindInvalid},
 		"no local path":       {FileMapping{Remote: "d/a"}, KindInvalid},

@@ -304,7 +304,7 @@ func TestSourcesThatCannotBeTransferredAreNamed(t *testing.T) {
 		"local device":             {func() error { _, err := l.Importer().File(ctx, os.DevNull, "f", ImportOptions{}); return err }, KindIO},
 		"remote directory missing": {func() error { _, err := l.Exporter().Dir(ctx, "nope", missing, ExportOptions{}); return err }, KindNotFound},
 		"remote file missing":      {func() error { _, err := l.Exporter().File(ctx, "nope", missing, ExportOptions{}); return err }, KindNotFound},
-		"remote file as directory": {func() error { _, err := l.Exporter().Dir(ctx, "file", missing, ExportOptions{}); return err }, KindInvalid},
+		"remote file as directory": {func() error { _, err := l.Exporter().Dir(ctx, "file", missing, ExportOptions{}); return err }, KindConflict},
 		"remote directory as file": {func() error { _, err := l.Exporter().File(ctx, "/", missing, ExportOptions{}); return err }, KindInvalid},
 		"remote link as file":      {func() error { _, err := l.Exporter().File(ctx, "link", missing, ExportOptions{}); return err }, KindUnsafe},
 		"local file for directory": {func() error { _, err := l.Exporter().Dir(ctx, "", dir+"/go.mod", ExportOptions{}); return err }, KindConflict},
