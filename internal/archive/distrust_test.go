@@ -133,7 +133,7 @@ var errReadOn = errors.New("somebody read on")
 func TestF3ListsWithoutEnd(t *testing.T) {
 	src := t.TempDir()
 	put(t, src, map[string]string{"f": "x"})
-	long := "81a4 1 1 ./" + strings.Repeat(strings.Repeat("n", 200)+"/", 100)
+	long := "81a4 1 1 ./" + strings.Repeat(strings.Repeat("n", 200)+"/", 100) + "n"
 	const entries = "81a4 1 1 ./f//\n0 0 0 =//\n"
 	for name, tc := range map[string]struct {
 		begin string
