@@ -24,6 +24,30 @@ import (
 	"github.com/leasehold-go/leasehold/internal/emulator"
 )
 
+// transferFaults are what can happen to one request.
+var transferFaults = []emulator.Fault{
+	{Action: emulator.DropBefore},
+	{Action: emulator.DropAfter},
+	{Action: emulator.StatusBefore, Status: 401},
+	{Action: emulator.StatusBefore, Status: 404},
+	{Action: emulator.StatusBefore, Status: 500},
+	{Action: emulator.StatusBefore, Status: 502},
+	{Action: emulator.StatusBefore, Status: 200, Body: `{}`},
+	{Action: emulator.StatusAfter, Status: 500},
+	{Action: emulator.StatusAfter, Status: 504},
+	{Action: emulator.TruncateBody, Bytes: 0},
+	{Action: emulator.TruncateBody, Bytes: 700},
+	{Action: emulator.ResetReply, Bytes: 0},
+	{Action: emulator.ResetReply, Bytes: 700},
+	{Action: emulator.ResetUpload, Bytes: 0},
+	{Action: emulator.ResetUpload, Bytes: 9 << 20}, // behind the large file
+	{Action: emulator.Duplicate},
+	{Action: emulator.MergeReply, Body: `{"result":"nothing","files":[]}`},
+	{Action: emulator.ReplayPrefix, Bytes: 1},
+	{Action: emulator.ReplayPrefix, Bytes: 512},
+	{Action: emulator.DiskFull},
+}
+
 // faultyTree has a large file, so that an import has every kind of part.
 func faultyTree(t *testing.T) string {
 	t.Helper()
@@ -36,6 +60,76 @@ func faultyTree(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return dir
+}
+
+// Each fault hits each request once. Either the transfer is complete, or it is an error and nothing can be seen of it.
+// Only an import whose last answer was replaced by a refusal may be an error although it is complete: no answer says so.
+func TestF2OneFaultAtEachRequest(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Config{}, emulator.Options{})
+	l := r.acquired(t)
+	local := faultyTree(t)
+	want := tree(t, local)
+	if _, err := l.Importer().Dir(t.Context(), local, "source", ImportOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	type cell struct {
+		export     bool
+		nth, fault int
+	}
+	var cells []cell
+	requests := map[bool]int{false: 2, true: 3}
+	for _, export := range []bool{false, true} {
+		for nth := 1; nth <= requests[export]; nth++ {
+			for fault := range transferFaults {
+				cells = append(cells, cell{export, nth, fault})
+			}
+		}
+	}
+	for _, c := range sampled(t, cells, func(c cell) string { return fmt.Sprint(c.export, c.fault) }) {
+		export, nth, fault := c.export, c.nth, transferFaults[c.fault]
+		fault.Path, fault.Nth = "/toolbox/**", nth
+		name := fmt.Sprintf("export %v, request %d, %s %d %d", export, nth, fault.Action, fault.Status, fault.Bytes)
+		t.Run(name, func(t *testing.T) {
+			host := t.TempDir()
+			remote := filepath.Join(l.Ref().Workspace, fmt.Sprintf("target %v %d %d", export, nth, c.fault))
+			dest := remote
+			if export {
+				dest = filepath.Join(host, "dest")
+			}
+			writeFiles(t, dest, map[string]string{"d/small": "old"})
+			before := tree(t, dest)
+			r.server.SetFaults(fault)
+			var err error
+			if export {
+				_, err = l.Exporter().Dir(t.Context(), "source", dest, ExportOptions{})
+			} else {
+				_, err = l.Importer().Dir(t.Context(), local, remote, ImportOptions{})
+			}
+			drained(t, l)
+			hit := r.server.Faults()[0].Hits > 0
+			r.server.SetFaults()
+			if !hit {
+				t.Errorf("the fault never hit: the test proves nothing")
+			}
+			got := tree(t, dest)
+			complete := cmp.Equal(want, got)
+			switch {
+			case err == nil && !complete:
+				t.Errorf("the transfer succeeded, and is not complete (-want +got):\n%s", cmp.Diff(want, got))
+			case err != nil && !complete && !cmp.Equal(before, got):
+				t.Errorf("the transfer failed with %v, and left (-before +after):\n%s", err, cmp.Diff(before, got))
+			case err != nil && complete && (export || nth == 1):
+				t.Errorf("the transfer failed with %v, and is complete", err)
+			}
+			var e *Error
+			if err != nil && !errors.As(err, &e) {
+				t.Errorf("error %v is of another type", err)
+			}
+			wantNoScratch(t, l, remote, host)
+		})
+	}
+	wantTree(t, local, filepath.Join(l.Ref().Workspace, "source"))
 }
 
 func TestTransfersFromALostContainerAreErrors(t *testing.T) {
