@@ -115,7 +115,8 @@ func (ch *Channel) ReadFrom(r io.Reader) (int64, error) {
 func (ch *Channel) CloseWrite() error { return ch.events.input.end() }
 
 // Wait waits for the end of the program or of the connection, and says which it was. The error is nil with [ExitExited], if
-// standard error came whole where it is wanted, and else says why that or the exit is not known. What the program wrote can still be read. It can be called at any time, and again.
+// standard error came whole where it is wanted, and else says why that or the exit is not known. What the program wrote can
+// still be read. It can be called at any time, and again.
 func (ch *Channel) Wait(ctx context.Context) (Exit, error) { return ch.c.wait(ctx) }
 
 // Close ends the channel, and the program if it runs. It returns within seconds, and nil if the program's terminal is known to

@@ -138,7 +138,7 @@ func TestE5AJournalsTimeoutStopsAll(t *testing.T) {
 	alive := filepath.Join(t.TempDir(), "pid")
 	r.server.SetFaults(emulator.Fault{Path: "/toolbox/*/process/execute", Nth: 2, Action: emulator.DropAfter}) // the stop's reply
 	script := "trap '' TERM; sleep 62 & echo $! >" + alive + "; echo ready; wait; sleep 63"
-	got, _ := runFails(t, t.Context(), l, Command{Script: script, Timeout: 500 * time.Millisecond}, KindTimeout, DispatchedYes)
+	got, _ := runFails(t, t.Context(), l, Command{Script: script, Timeout: 2 * time.Second}, KindTimeout, DispatchedYes)
 	if !got.TimedOut || !got.StopConfirmed || !got.Exited || got.ExitCode != 137 || string(got.Stdout) != "ready\n" {
 		t.Errorf("got %+v, want a timeout, a confirmed stop, its exit and the output", got)
 	}

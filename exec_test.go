@@ -280,7 +280,7 @@ func TestFilesAreRemovedOnEveryPath(t *testing.T) {
 	mustRun(t, l, Command{Args: []string{"cat"}, Stdin: stdin()}, finished(0, content, ""))
 	mustRun(t, l, Command{Script: "exit 3 #" + content, Stdin: stdin()}, finished(3, "", ""))
 	runFails(t, t.Context(), l, Command{Args: []string{"cat"}, Dir: "none", Stdin: stdin()}, KindNotFound, DispatchedYes)
-	runFails(t, t.Context(), l, Command{Args: []string{"sleep", "60"}, Stdin: stdin(), Timeout: 500 * time.Millisecond}, KindTimeout, DispatchedYes)
+	runFails(t, t.Context(), l, Command{Args: []string{"sleep", "60"}, Stdin: stdin(), Timeout: 2 * time.Second}, KindTimeout, DispatchedYes)
 	r.server.SetFaults(emulator.Fault{Path: execPath, Action: emulator.DropBefore})
 	if _, err := l.Executor().Run(t.Context(), Command{Args: []string{"cat"}, Stdin: stdin()}.on(l)); err == nil {
 		t.Error("a command whose dispatch was lost ran")

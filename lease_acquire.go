@@ -39,8 +39,9 @@ type AcquireRequest struct {
 	// never hears from this process again. It is rounded down to whole minutes from now; the earlier of it and
 	// Config.TTL applies. Zero: Config.TTL alone.
 	ExpiresAt time.Time
-	// Labels are put on the sandbox beside the library's own. Keys are up to 63 of A-Z a-z 0-9 . _ -, must not start
-	// with Config.LabelPrefix, and values are identifiers like those of a [Scope].
+	// Labels are put on the sandbox beside the library's own, of which there are six to eight; together there may be 16.
+	// Keys are up to 63 of A-Z a-z 0-9 . _ -, must not start with Config.LabelPrefix, and values are identifiers like those
+	// of a [Scope].
 	Labels map[string]string
 }
 
@@ -64,7 +65,7 @@ func (p *provider) checkRequest(op string, request AcquireRequest) (ttlMinutes i
 	}
 	checkLabels(&bad, "AcquireRequest.Labels", request.Labels)
 	own := len(p.newCreation(request.Scope, false, nil).Labels)
-	if len(request.Labels)+own > maxLabels {
+	if n := len(request.Labels); n <= maxLabels && n+own > maxLabels {
 		bad.add("AcquireRequest.Labels", "has over %d entries, which with the library's own makes over %d", maxLabels-own, maxLabels)
 	}
 	for key := range request.Labels {

@@ -42,12 +42,12 @@ func NewLocal(config LocalConfig) (Provider, error) {
 	if config.Config.APIURL != "" {
 		p.add("LocalConfig.Config.APIURL", "must be empty: the local backend has its own")
 	}
-	if err := p.err("configure"); err != nil {
-		return nil, err
-	}
 	cfg := config.Config
-	cfg.APIKey = "local"
+	cfg.APIKey, cfg.APIURL = "local", ""
 	if _, err := cfg.withDefaults(); err != nil { // before anything is started
+		p = append(p, err.(*Error).Fields...)
+	}
+	if err := p.err("configure"); err != nil {
 		return nil, err
 	}
 	options := emulator.Options{Dir: config.Dir, Logger: cfg.Logger}

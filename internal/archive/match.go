@@ -46,17 +46,17 @@ func NewMatcher(patterns []string) (*Matcher, error) {
 		for _, part := range p.parts {
 			switch part {
 			case "", ".", "..":
-				return nil, fmt.Errorf("exclude pattern %q has an empty, \".\" or \"..\" component", text)
+				return nil, fmt.Errorf("%q has an empty, \".\" or \"..\" component", text)
 			}
 			if _, err := path.Match(part, "x"); err != nil {
-				return nil, fmt.Errorf("exclude pattern %q is malformed", text)
+				return nil, fmt.Errorf("%q is malformed", text)
 			}
 		}
 		if strings.HasPrefix(rest, "!") {
-			return nil, fmt.Errorf("exclude pattern %q: negation is not supported", text)
+			return nil, fmt.Errorf("%q: negation is not supported", text)
 		}
 		if strings.ContainsRune(text, 0) {
-			return nil, fmt.Errorf("exclude pattern %q contains a zero byte", text)
+			return nil, fmt.Errorf("%q contains a zero byte", text)
 		}
 		m.patterns = append(m.patterns, p)
 	}

@@ -3,10 +3,11 @@
 // library's public interface, and looks at a sandbox only with what the library gives. Being in test files it may import the
 // library, which nothing below internal may do otherwise.
 //
-// An ordinary run takes three backends: the embedded one; a toolbox behind a URL; and a control plane that is known by its URL
-// and an API key. The last two are emulated, and reached on the roads that real ones are reached on. What a backend lacks is in
-// one table, differences, with the reason; cases that need it are skipped there, and nothing in the library knows of it.
-// With -v each run says how many cases ran, how many did not because of a difference, and how many sandboxes were created:
+// An ordinary run takes three backends: the embedded one; a toolbox behind a URL; and a control plane that is known by its
+// URL and an API key. The last two are emulated, and reached on the roads that real ones are reached on. What a backend
+// lacks is in one table, differences, with the reason; cases that need it are skipped there, and nothing in the library
+// knows of it. With -v each run says how many cases ran, how many did not because of a difference, and how many sandboxes
+// were created:
 //
 //	go test -v -run 'Embedded|ByURL' ./internal/conformance | grep -E 'cases|sandboxes'
 //
