@@ -242,10 +242,10 @@ func (x *execution) verdict(life context.Context, err error) error {
 	return settled
 }
 
-// isClosed reports that the lease is being given back.
 // leaves reports whether what ended the observation leaves the command alone.
 func leaves(cause error) bool { return cause == errDetached || cause == errProviderClosed }
 
+// isClosed reports that the lease is being given back.
 func (l *Lease) isClosed() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

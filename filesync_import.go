@@ -339,6 +339,9 @@ func (t *transfer) completeImport(plan *importPlan, options ImportOptions) error
 		if err != nil {
 			return err
 		}
+		if !validWorkspace(dir) { // it could not be read back
+			return t.invalid("ImportOptions.Writable", "is over %d bytes, or not text", maxPath-1)
+		}
 		plan.writable = []string{dir}
 	}
 	if options.Delete && options.Delta == DeltaNone {

@@ -550,6 +550,7 @@ func TestImportOptionsThatMakeNoSense(t *testing.T) {
 		"pattern":                {dir(ImportOptions{Exclude: []string{"["}}), "ImportOptions.Exclude"},
 		"delta of a bundle":      {dir(ImportOptions{Access: AccessReadOnly, Delta: DeltaTimes}), "ImportOptions.Delta"},
 		"writable by itself":     {dir(ImportOptions{Writable: "x"}), "ImportOptions.Writable"},
+		"writable, too long":     {dir(ImportOptions{Access: AccessReadWrite, Writable: strings.Repeat("x/", 3000)}), "ImportOptions.Writable"},
 		"writable own directory": {dir(ImportOptions{Access: AccessReadWrite, Writable: ".leasehold"}), "ImportOptions.Writable"},
 		"exclude of a file":      {one(ImportOptions{Exclude: []string{"x"}}), "ImportOptions.Exclude"},
 		"delta of a file":        {one(ImportOptions{Delta: DeltaTimes}), "ImportOptions.Delta"},

@@ -21,6 +21,10 @@ const maxWritable = 1 << 20
 // several hosts share it. It is advice, not a boundary: commands can change it.
 func (l *Lease) WritableDirs(ctx context.Context) ([]string, error) {
 	const op = "list writable directories"
+	ctx, end := l.p.untilClosed(ctx)
+	defer end()
+	ctx, cancel := context.WithTimeout(ctx, l.p.cfg.Timeout)
+	defer cancel()
 	t, err := l.transfer(op)
 	if err != nil {
 		return nil, err

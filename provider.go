@@ -169,8 +169,7 @@ func (p *provider) Close(ctx context.Context) error {
 		err = failed("close", ctxError(ctx))
 	}
 	p.cancel(errProviderClosed)
-	<-settled
-	p.awaitStreams(ctx)
+	p.awaitRest(ctx, settled)
 	p.ledger.close(ctx)
 	p.client.Close()
 	if p.onClose != nil {
@@ -184,14 +183,15 @@ func (p *provider) Close(ctx context.Context) error {
 // errProviderClosed ends the work that Close did not wait for.
 var errProviderClosed = errors.New("the provider was closed")
 
-// awaitStreams waits for what transfers, terminals and channels still have to tidy up, which is bounded, but not for a
-// writer or a reader of the caller's that blocks.
-func (p *provider) awaitStreams(ctx context.Context) {
+// awaitRest waits for what was cancelled, and for what transfers, terminals and channels still have to tidy up, which is
+// bounded, but not for a writer or a reader of the caller's that blocks.
+func (p *provider) awaitRest(ctx context.Context, settled <-chan struct{}) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.cfg.CallTimeout)
 	defer cancel()
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
+		<-settled
 		p.streams.Wait()
 	}()
 	select {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -159,4 +160,37 @@ func TestCloseEndsCallsAndLeavesCommands(t *testing.T) {
 	_, err = l.Endpoint(ctx, 8080)
 	wantError(t, err, KindClosed)
 	r.wantRequests(t)
+}
+
+// TestCloseEndsWhatWaits: for an answer, for the next pass, or for a writer of the caller's.
+func TestCloseEndsWhatWaits(t *testing.T) {
+	r := newRig(t, Config{Store: newMemoryStore(), CallTimeout: 2 * time.Second}, emulator.Options{})
+	l := r.acquired(t)
+	sweeper, err := NewSweeper(r.provider, SweeperOptions{Interval: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.server.SetFaults(emulator.Fault{Path: "/toolbox/*/files/**", Count: -1, Action: emulator.SilentSocket, Bytes: -1})
+	blocked, unblock := make(chan struct{}), make(chan struct{})
+	defer close(unblock)
+	ends := make(chan error, 2)
+	go func() { _, err := l.WritableDirs(t.Context()); ends <- err }()
+	go func() { ends <- sweeper.Run(t.Context()) }()
+	go func() {
+		_, _ = l.Executor().Run(t.Context(), Command{Script: "echo x", Stdout: writerFunc(func(p []byte) (int, error) {
+			close(blocked)
+			<-unblock
+			return len(p), nil
+		})})
+	}()
+	<-blocked
+	eventually(t, "a request that is not answered", func() bool { return r.server.Faults()[0].Hits > 0 })
+	if err := r.Close(t.Context()); err != nil {
+		t.Errorf("Close() = %v", err)
+	}
+	for range 2 {
+		if err := <-ends; !errors.Is(err, ErrClosed) {
+			t.Errorf("it ended with %v, want ErrClosed", err)
+		}
+	}
 }

@@ -114,6 +114,9 @@ func (s *Sweeper) Run(ctx context.Context) error {
 		timer := time.NewTimer(wait + rand.N(wait/10+1))
 		select {
 		case <-timer.C:
+		case <-s.p.work.Done():
+			timer.Stop()
+			return failed("sweep", errProviderClosed)
 		case <-ctx.Done():
 			timer.Stop()
 			return failed("sweep", ctxError(ctx))

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"path"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -163,6 +164,9 @@ func (w *worker) clear(ctx context.Context, c call, p resumeParams, dirs []strin
 			args = append(args, dir)
 		}
 	}
+	if len(args) == 3 {
+		return
+	}
 	lease, err := c.provider.Bind(ref)
 	if err == nil {
 		_, err = lease.Executor().Run(ctx, leasehold.Command{Args: args, Profiles: leasehold.ProfilesNone, NoBwrap: true, Timeout: time.Minute})
@@ -176,7 +180,8 @@ func (w *worker) clear(ctx context.Context, c call, p resumeParams, dirs []strin
 // nor belongs to the lease itself.
 func isPrivate(workspace, dir string) bool {
 	below := func(root string) bool { return dir != root && within(root, dir) }
-	return (below(workspace) || below("/tmp")) && !within(dir, workspace) && !within(path.Join(workspace, ".leasehold"), dir)
+	plain := !strings.ContainsRune(dir, 0) && !strings.HasPrefix(dir, "/tmp/.leasehold")
+	return plain && (below(workspace) || below("/tmp")) && !within(dir, workspace) && !within(path.Join(workspace, ".leasehold"), dir)
 }
 
 // stop is environmentStopLease: the sandbox is stopped and kept, whatever its settings say.
