@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -435,9 +436,9 @@ func TestAShortSnapshotTakesNothingBack(t *testing.T) {
 
 func TestEachPollHasItsOwnBudget(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		stuck := 3
+		var asked atomic.Int32
 		s := &scripted{onFollow: closeCleanly, onStatus: func(w http.ResponseWriter, r *http.Request, s *scripted) {
-			if stuck--; stuck >= 0 {
+			if asked.Add(1) <= 3 {
 				<-r.Context().Done()
 				return
 			}
