@@ -22,8 +22,10 @@ exec 4>&- 5>&-
 
 // feed writes a chunk, once: whoever creates its file does. The file gets a line when that is done, which a command that
 // does not read delays. A command that ends lets its writer go, which tells nevertheless what became of the chunk: the
-// command may have ended because of it. The last chunk lets the keeper go.
+// command may have ended because of it. The last chunk lets the keeper go. Each of the two may come when the record was
+// emptied or removed, and with it these files: what it has made of them itself is then left to nobody else.
 const feed = `_chunk=$_record.n%[1]d _tells=1
+tidy() { [ -s "$_record" ] || rm -f "$_record".*; }
 watch() {
 _ticks=0 _over=0
 while [ ! -s "$_chunk" ] && [ $_ticks -lt $_limit ] && [ $_over -lt 10 ]; do
@@ -33,6 +35,7 @@ tick
 done
 _line=
 read -r _line <"$_chunk"
+tidy
 case $_line in
 fed|closed) frame $_line;;
 *) if [ "$_exit" ]; then frame closed; else frame run; fi;;
@@ -42,6 +45,7 @@ runner() {
 if ! exited && %[2]s; then _line=fed; else _line=closed; fi
 echo $_line >>"$_chunk"
 %[3]s
+tidy
 echo written
 }
 set -C

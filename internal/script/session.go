@@ -192,11 +192,12 @@ func (s Session) Text() string {
 		b.WriteString("}\n")
 	}
 	b.WriteString("_leasehold_rc=$?\n")
-	if files {
-		b.WriteString("echo \"exit $_leasehold_rc\" >>\"$_leasehold_r\"\n")
-	}
-	if s.Feed {
-		b.WriteString("echo 1<>\"$_leasehold_r.k\"\ntrue <>\"$_leasehold_r.in\"\n")
+	if files { // and nobody has removed them
+		b.WriteString("if [ -s \"$_leasehold_r\" ]; then\necho \"exit $_leasehold_rc\" >>\"$_leasehold_r\"\n")
+		if s.Feed {
+			b.WriteString("echo 1<>\"$_leasehold_r.k\"\ntrue <>\"$_leasehold_r.in\"\n")
+		}
+		b.WriteString("fi\n")
 	}
 	b.WriteString("} <" + stdin + " 3>&2 2>/dev/null\n")
 	if files {

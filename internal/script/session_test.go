@@ -5,6 +5,7 @@ package script_test
 import (
 	"bufio"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -105,6 +106,62 @@ func TestASessionsInputIsFedAsAJournalsIs(t *testing.T) {
 			run(t, carried(withTemp(shell(t, []string{"sh"}, home), home), s.Remove()))
 			wantNoFiles(t, home)
 		}
+	})
+}
+
+// A chunk's writer that is slow to end finds the command's files gone: it leaves none of its own.
+func TestAWriterThatComesAfterTheRemovalLeavesNothing(t *testing.T) {
+	base64, err := exec.LookPath("base64")
+	if err != nil {
+		t.Fatal(err)
+	}
+	eachShell(t, func(t *testing.T, argv []string) {
+		home := t.TempDir()
+		slow := "#!/bin/sh\n" + base64 + ` "$@"; status=$?; until [ -e "$HOME/removed" ]; do sleep 0.02; done; exit $status` + "\n"
+		if err := os.WriteFile(filepath.Join(home, "base64"), []byte(slow), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		s := script.Session{ID: "id", Fence: 1, Mark: testMark, Feed: true, Login: script.Login{Profiles: script.NoProfiles, Script: "head -c 1; exec <&-; until [ -e removed ]; do sleep 0.02; done"}}
+		out, wait := aside(t, argv, home, s.Text())
+		feeding := carried(withTemp(shell(t, argv, home), home), journal("id").Feed(0, make([]byte, script.MaxChunk), true, script.Wait{}))
+		feeding.Env = append(feeding.Env, "PATH="+home+":"+os.Getenv("PATH"))
+		alive, held, err := os.Pipe() // ends with the last process of the script
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer alive.Close()
+		feeding.ExtraFiles = append(make([]*os.File, 16), held)
+		var got strings.Builder
+		for !strings.Contains(got.String(), "\x00") { // the command has something of the chunk, and reads no more
+			if !strings.Contains(got.String(), testMark+"s\n") {
+				line, err := out.ReadString('\n')
+				if got.WriteString(line); err != nil {
+					t.Fatalf("%q, %v", got.String(), err)
+				}
+				if strings.Contains(line, testMark+"s") {
+					err := feeding.Start()
+					if held.Close(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				continue
+			}
+			b, err := out.ReadByte()
+			if got.WriteByte(b); err != nil {
+				t.Fatalf("%q, %v", got.String(), err)
+			}
+		}
+		run(t, carried(withTemp(shell(t, []string{"sh"}, home), home), s.Remove()))
+		if err := os.WriteFile(filepath.Join(home, "removed"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_ = feeding.Wait()
+		_, _ = out.WriteTo(&got)
+		wait()
+		if _, err := io.Copy(io.Discard, alive); err != nil {
+			t.Fatal(err)
+		}
+		wantNoFiles(t, home)
 	})
 }
 
