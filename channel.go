@@ -2,6 +2,7 @@ package leasehold
 
 import (
 	"context"
+	"fmt"
 	"io"
 
 	"github.com/leasehold-go/leasehold/internal/script"
@@ -75,6 +76,9 @@ func (l *Lease) OpenChannel(ctx context.Context, options ChannelOptions) (_ *Cha
 func (l *Lease) CloseChannel(ctx context.Context, id string) error {
 	return l.closeConsole(ctx, ActivityChannel, "close channel", id)
 }
+
+// Format writes which channel it is, whatever the verb.
+func (ch *Channel) Format(s fmt.State, _ rune) { ch.c.format(s, "channel", ch.id) }
 
 // ID returns the id of the channel on its lease.
 func (ch *Channel) ID() string { return ch.id }

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"go.opentelemetry.io/otel/trace"
 )
@@ -32,6 +33,7 @@ const (
 	maxTimeout     = 24 * time.Hour
 	maxMinutes     = math.MaxInt32 // the API's integer
 	maxWorkspace   = 1024          // bytes
+	maxText        = 4096          // bytes of the name of an image, a snapshot or a region
 	maxLabelPrefix = 32
 )
 
@@ -262,6 +264,8 @@ func checkText(p *problems, field, value string) {
 	case value == "":
 	case strings.TrimSpace(value) == "":
 		p.add(field, "is blank")
+	case len(value) > maxText || !utf8.ValidString(value):
+		p.add(field, "is over %d bytes, or not UTF-8", maxText)
 	case strings.ContainsFunc(value, func(r rune) bool { return r < ' ' || r == 0x7f }):
 		p.add(field, "has control characters")
 	}

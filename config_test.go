@@ -59,6 +59,8 @@ func TestConfigProblems(t *testing.T) {
 		{"blank image", func(c *Config) { c.Image = "  " }, "Config.Image"},
 		{"blank snapshot", func(c *Config) { c.Snapshot = "\t" }, "Config.Snapshot"},
 		{"image with a newline", func(c *Config) { c.Image = "debian\nRUN rm -rf /" }, "Config.Image"},
+		{"image that is not UTF-8", func(c *Config) { c.Image = "a\xff" }, "Config.Image"},
+		{"snapshot beyond any name", func(c *Config) { c.Snapshot = strings.Repeat("x", 4097) }, "Config.Snapshot"},
 		{"image and snapshot", func(c *Config) { c.Image, c.Snapshot = "debian", "small" }, "Config.Image"},
 		{"resources with an image", func(c *Config) { c.Image, c.Resources.CPU = "debian", 2 }, ""},
 		{"resources with a snapshot", func(c *Config) { c.Snapshot, c.Resources.CPU = "small", 2 }, "Config.Resources"},

@@ -126,7 +126,8 @@ func (x *execution) run(ctx context.Context) error {
 func (x *execution) attempt(ctx context.Context, t transport) error {
 	ctx, x.abort = context.WithCancelCause(ctx)
 	defer x.abort(nil)
-	defer context.AfterFunc(x.l.p.work, func() { x.abort(errProviderClosed) })()
+	abort := x.abort // of this attempt
+	defer context.AfterFunc(x.l.p.work, func() { abort(errProviderClosed) })()
 	x.transport = t
 	early, end := x.l.whileOpen(ctx)
 	defer end()

@@ -501,8 +501,10 @@ func TestASessionsInputIsStreamed(t *testing.T) {
 		mustRun(t, l, Command{Script: `d="${TMPDIR:-/tmp}/.leasehold-$(id -u)"; rm -rf "$d"; : >"$d"`}, finished(0, "", ""))
 		got, err := runFails(t, t.Context(), l, Command{Args: []string{"cat"}, Stdin: bytes.NewReader(numbered(100_000))}, KindUnavailable, DispatchedNo)
 		taken := regexp.MustCompile(` ([0-9]+) bytes were taken`).FindStringSubmatch(err.Message)
-		if taken == nil || got.StdinSize != 0 { // how many is known to the reader alone, which reads ahead
+		if taken == nil || got.StdinSize != 0 {
 			t.Errorf("Run() = %+v, %v; want to know how much was taken", got, err)
+		} else if n, _ := strconv.Atoi(taken[1]); n <= maxInline || n > 100_000 { // what is more than a dispatch carries was read, and perhaps the rest
+			t.Errorf("%v; want more than %d bytes, and at most 100000", err, maxInline)
 		}
 		_, err = runFails(t, t.Context(), l, Command{Script: "true #" + strings.Repeat("x", 200_000)}, KindUnavailable, DispatchedNo)
 		if !strings.Contains(err.Message, "131071") {

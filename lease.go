@@ -3,6 +3,7 @@ package leasehold
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"errors"
 	"maps"
 	"path"
@@ -170,6 +171,9 @@ func (l *Lease) Ref() LeaseRef {
 	ref.Bwrap = l.bwrap.found()
 	return ref
 }
+
+// Format writes which sandbox the lease is of, whatever the verb, and nothing of what runs there.
+func (l *Lease) Format(s fmt.State, _ rune) { fmt.Fprintf(s, "lease of sandbox %s", l.ref.Sandbox) }
 
 // begin counts a call on the lease until done is called. It fails with [ErrClosed] once the lease is being given back.
 // What stays open after the call, such as a terminal, is held instead: see hold.

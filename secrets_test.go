@@ -303,7 +303,7 @@ func TestS1NothingLeftBehindHoldsASecret(t *testing.T) {
 			Script: waits + `[ "${#GIVEN} $(($(cat | wc -c)))" = "26 26" ]`, Env: env, Stdin: strings.NewReader(typed), Stdout: &onFirst{f: look}, Transport: transport,
 		})
 		must(err)
-		w.value("value", process, process.Ref())
+		w.value("value", process, process.Ref(), l)
 		result, err := process.Wait()
 		must(err)
 		if result.ExitCode != 0 || result.Transport != transport {
@@ -324,8 +324,7 @@ func TestS1NothingLeftBehindHoldsASecret(t *testing.T) {
 	must(errors.Join(err, channel.CloseWrite()))
 	wantExit(t, channel, Exit{State: ExitExited})
 	must(errors.Join(term.Close(), channel.Close()))
-	w.saw("value", fmt.Sprintf("%v %+v %#v", term, term, term)) // not with other verbs: those look behind pointers, where timers still write
-	w.saw("value", fmt.Sprintf("%v %+v %#v", channel, channel, channel))
+	w.value("value", term, channel)
 	profileSaw()
 
 	must(os.WriteFile(filepath.Join(local, "file"), []byte("content"), 0o600))

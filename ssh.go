@@ -108,6 +108,8 @@ func (l *Lease) revokeSSH(ctx context.Context, token string) (err error) {
 		return err // and the lease revokes it
 	}
 	defer done()
+	ctx, end := l.p.untilClosed(ctx)
+	defer end()
 	if l.resolved() == nil {
 		if _, err := l.p.readOwned(ctx, op, l.ref); err != nil {
 			return err

@@ -3,6 +3,7 @@ package leasehold
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"strconv"
@@ -129,6 +130,9 @@ func (l *Lease) AttachTerminal(ctx context.Context, id string) (_ *Terminal, err
 func (l *Lease) CloseTerminal(ctx context.Context, id string) error {
 	return l.closeConsole(ctx, ActivityTerminal, "close terminal", id)
 }
+
+// Format writes which terminal it is, whatever the verb.
+func (t *Terminal) Format(s fmt.State, _ rune) { t.c.format(s, "terminal", t.id) }
 
 // ID returns the id of the terminal on its lease.
 func (t *Terminal) ID() string { return t.id }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"maps"
@@ -505,6 +506,10 @@ func removePTY(ctx context.Context, l *Lease, box *daytona.Toolbox, op, name str
 	}
 }
 
+func (c *console) format(s fmt.State, what, id string) {
+	fmt.Fprintf(s, "%s %s of sandbox %s", what, id, c.l.ref.Sandbox)
+}
+
 // consoleSet is the open terminals and channels of a lease. The zero value is empty and ready.
 type consoleSet struct {
 	mu     sync.Mutex
@@ -589,9 +594,14 @@ func (l *Lease) closeConsole(ctx context.Context, kind ActivityKind, op, id stri
 		return err
 	}
 	defer held.end()
+	ctx, end := l.p.untilClosed(ctx)
+	defer end()
 	box, err := l.toolbox(ctx)
 	if err == nil {
 		err = removePTY(ctx, l, box, op, name)
+	}
+	if err != nil && context.Cause(ctx) == errProviderClosed {
+		err = errProviderClosed
 	}
 	if err != nil && !errors.Is(err, ErrNotRunning) && !errors.Is(err, ErrGone) { // no terminal outlives its sandbox's run
 		e := failed(op, err)

@@ -359,3 +359,18 @@ func TestStopKeepsWhatWouldBeDeleted(t *testing.T) {
 	}
 	must[receipt](t, h, "environmentDestroyLease", ephemeral.give(lease, nil))
 }
+
+func TestPrivatePaths(t *testing.T) {
+	for dir, want := range map[string]bool{
+		"/w/s/run": true, "/w/s/run/a b": true, "/tmp/run": true, "/tmp/.other": true,
+		"": false, "/": false, "run": false, "/w": false, "/w/s": false, "/w/s/": false, "/w/s/../s/run": false, "/w/sibling": false, "/etc/run": false,
+		"/w/s/.leasehold": false, "/w/s/.leasehold/x": false, "/tmp": false, "/tmp/.leasehold-1000": false, "/tmp/.leasehold-1000/x": false, "/tmp/a\x00b": false,
+	} {
+		if got := isPrivate("/w/s", dir); got != want {
+			t.Errorf("isPrivate(%q) = %v, want %v", dir, got, want)
+		}
+	}
+	if isPrivate("/tmp/a/b", "/tmp/a") {
+		t.Error("a directory that holds the workspace is taken for a run's own")
+	}
+}
