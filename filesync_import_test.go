@@ -396,9 +396,13 @@ func TestReadWriteDestinationsAreRecorded(t *testing.T) {
 	if _, err := l.Importer().Files(t.Context(), []FileMapping{{local + "/f", outside + "/of/f", 0}, {local + "/f", outside + "/files/f", 0}}, ImportOptions{Access: AccessReadWrite}); err != nil {
 		t.Fatal(err)
 	}
-	dirs(outside+"/a.b", outside+"/a/b", outside+"/files", outside+"/final", odd, outside+"/of")
+	result, err := l.Importer().Dir(t.Context(), local, outside+"/plain", ImportOptions{Access: AccessReadWrite, Delta: DeltaTimes})
+	if err != nil || result.Entries != 0 || result.Unchanged != 1 {
+		t.Fatalf("%+v, %v, want nothing to send", result, err)
+	}
+	dirs(outside+"/a.b", outside+"/a/b", outside+"/files", outside+"/final", odd, outside+"/of", outside+"/plain")
 	in(outside+"/a", AccessReadWrite)
-	dirs(outside+"/a", outside+"/a.b", outside+"/files", outside+"/final", odd, outside+"/of")
+	dirs(outside+"/a", outside+"/a.b", outside+"/files", outside+"/final", odd, outside+"/of", outside+"/plain")
 	data, err := os.ReadFile(filepath.Join(ws, sentinelDir, "writable"))
 	if err != nil || strings.Count(string(data), "a/b") != 1 {
 		t.Errorf("%q, %v, want each directory once", data, err)
@@ -413,7 +417,7 @@ func TestReadWriteDestinationsAreRecorded(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(ws, sentinelDir, "writable"), append(data, "\n\"/cut off\n\"relative\"\n\"/x/../y\"\n\"/last\""...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	dirs("/last", outside+"/a", outside+"/a.b", outside+"/files", outside+"/final", odd, outside+"/of")
+	dirs("/last", outside+"/a", outside+"/a.b", outside+"/files", outside+"/final", odd, outside+"/of", outside+"/plain")
 }
 
 func TestDeltaSendsWhatChanged(t *testing.T) {

@@ -164,7 +164,7 @@ func (t *transfer) importOnce(ctx context.Context, plan importPlan, options Impo
 
 	if plan.delta != DeltaNone {
 		err := t.compare(ctx, loads[0], request.Scratch, plan, watch)
-		if err != nil || loads[0].Nothing() {
+		if err != nil || loads[0].Nothing() && request.Record == "" { // else the script records it
 			closeLoads()
 			cleanUp()
 			return TransferResult{Unchanged: loads[0].Have.Entries}, false, err
