@@ -6,10 +6,8 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -213,18 +211,7 @@ func (s schedule) shrunk(fails func(schedule) bool) schedule {
 // runs thousands.
 func TestRandomFaults(t *testing.T) {
 	root := scratchRoot(t)
-	first, n := rand.Uint64()>>32<<16, uint64(60/share)
-	if long() {
-		n = 4000
-	}
-	if seed := os.Getenv("LEASEHOLD_SEED"); seed != "" {
-		var err error
-		if first, err = strconv.ParseUint(seed, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-		n = 1
-	}
-	t.Logf("%d schedules, LEASEHOLD_SEED=%d and those that follow", n, first)
+	first, n := seeds(t, anySeed(), 60/share, 4000)
 	var runs []func()
 	for seed := first; seed < first+n; seed++ {
 		runs = append(runs, func() {

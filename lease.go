@@ -3,8 +3,8 @@ package leasehold
 import (
 	"context"
 	"encoding/json"
-	"fmt"
 	"errors"
+	"fmt"
 	"maps"
 	"path"
 	"strings"

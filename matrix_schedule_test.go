@@ -7,9 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -304,18 +302,7 @@ func (p plot) shrunk(fails func(plot) bool) plot {
 // killed. LEASEHOLD_SEED repeats one, as far as it depends on chance alone and not on which of two comes first, and
 // LEASEHOLD_LONG=1 plays many, others each time. One that fails is reported with the fewest acts and faults that still do.
 func TestRandomSchedules(t *testing.T) {
-	first, schedules := uint64(1), uint64(12/min(share, 12))
-	if long() {
-		first, schedules = rand.Uint64()>>32<<16, 600
-	}
-	if seed := os.Getenv("LEASEHOLD_SEED"); seed != "" {
-		var err error
-		if first, err = strconv.ParseUint(seed, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-		schedules = 1
-	}
-	t.Logf("%d schedules, LEASEHOLD_SEED=%d and those that follow", schedules, first)
+	first, schedules := seeds(t, 1, 12/min(share, 12), 600)
 	var failures atomic.Int32
 	var runs []func()
 	for seed := first; seed < first+schedules; seed++ {

@@ -7,9 +7,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/http"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -450,18 +448,7 @@ const modelSteps = 30
 // reference, or on the list. LEASEHOLD_SEED repeats a schedule, as far as it depends on chance alone and not on which of
 // two goroutines comes first; LEASEHOLD_LONG=1 runs ten thousand.
 func TestOwnershipModel(t *testing.T) {
-	first, schedules := rand.Uint64()>>32<<16, uint64(240/share)
-	if long() {
-		schedules = 10_000
-	}
-	if seed := os.Getenv("LEASEHOLD_SEED"); seed != "" {
-		var err error
-		if first, err = strconv.ParseUint(seed, 10, 64); err != nil {
-			t.Fatal(err)
-		}
-		schedules = 1
-	}
-	t.Logf("%d schedules, LEASEHOLD_SEED=%d and those that follow", schedules, first)
+	first, schedules := seeds(t, anySeed(), 240/share, 10_000)
 	var next atomic.Uint64
 	var runs []func()
 	for worker := range min(4, schedules) {

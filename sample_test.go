@@ -2,8 +2,10 @@ package leasehold
 
 import (
 	"maps"
+	"math/rand/v2"
 	"os"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 )
@@ -81,4 +83,25 @@ func someAtOnce(n int, calls []func()) {
 	}
 	close(queue)
 	wg.Wait()
+}
+
+// anySeed differs each time.
+func anySeed() uint64 { return rand.Uint64() >> 32 << 16 }
+
+// seeds returns the first seed of a test of random schedules, and how many there are of them: ordinarily those given, in a
+// long run many, which differ each time, or the one that LEASEHOLD_SEED names.
+func seeds(t *testing.T, start, ordinary, many uint64) (first, n uint64) {
+	t.Helper()
+	if first, n = start, ordinary; long() {
+		first, n = anySeed(), many
+	}
+	if seed := os.Getenv("LEASEHOLD_SEED"); seed != "" {
+		var err error
+		if first, err = strconv.ParseUint(seed, 10, 64); err != nil {
+			t.Fatal(err)
+		}
+		n = 1
+	}
+	t.Logf("%d schedules, LEASEHOLD_SEED=%d and those that follow", n, first)
+	return first, n
 }

@@ -2,14 +2,12 @@ package conformance_test
 
 import (
 	"context"
-	"encoding/json"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/uuid"
 
 	"github.com/leasehold-go/leasehold"
@@ -25,18 +23,7 @@ func envelope(ref leasehold.LeaseRef) leasehold.CleanupEnvelope {
 // storedEnvelope takes an envelope to where a host keeps it, and back.
 func storedEnvelope(t *testing.T, e leasehold.CleanupEnvelope) leasehold.CleanupEnvelope {
 	t.Helper()
-	data, err := json.Marshal(e)
-	if err != nil {
-		t.Fatal(err)
-	}
-	got, err := leasehold.ParseCleanupEnvelope(data)
-	if err != nil {
-		t.Fatalf("ParseCleanupEnvelope(%s) = %v", data, err)
-	}
-	if diff := cmp.Diff(e, got); diff != "" {
-		t.Fatalf("the envelope changed on its way through JSON (-want +got):\n%s", diff)
-	}
-	return got
+	return throughJSON(t, e, leasehold.ParseCleanupEnvelope)
 }
 
 // entry returns what the list has of a lease.

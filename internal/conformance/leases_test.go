@@ -58,16 +58,22 @@ func wantReceipt(t *testing.T, got leasehold.Receipt, err error, ref leasehold.L
 // stored takes a reference to where a host keeps it, and back.
 func stored(t *testing.T, ref leasehold.LeaseRef) leasehold.LeaseRef {
 	t.Helper()
-	data, err := json.Marshal(ref)
+	return throughJSON(t, ref, leasehold.ParseLeaseRef)
+}
+
+// throughJSON encodes a plain value and parses it again.
+func throughJSON[T any](t *testing.T, value T, parse func([]byte) (T, error)) T {
+	t.Helper()
+	data, err := json.Marshal(value)
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, err := leasehold.ParseLeaseRef(data)
+	got, err := parse(data)
 	if err != nil {
-		t.Fatalf("ParseLeaseRef(%s) = %v", data, err)
+		t.Fatalf("%s is not parsed: %v", data, err)
 	}
-	if diff := cmp.Diff(ref, got); diff != "" {
-		t.Fatalf("the reference changed on its way through JSON (-want +got):\n%s", diff)
+	if diff := cmp.Diff(value, got); diff != "" {
+		t.Fatalf("the value changed on its way through JSON (-want +got):\n%s", diff)
 	}
 	return got
 }
