@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"encoding/base64"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -119,6 +121,44 @@ func TestThePage(t *testing.T) {
 		t.Errorf("leases: %+v, want the other one alone", got)
 	}
 	b.clean(h.url)
+}
+
+// TestALateAnswerIsNobodys: what is answered to a token that was refused already does not sign out the one that came after.
+func TestALateAnswerIsNobodys(t *testing.T) {
+	t.Parallel()
+	h := startHost(t, nil)
+	signedIn, answered := make(chan struct{}), make(chan struct{})
+	slow := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/v1/idle" && r.Header.Get("Authorization") != "Bearer "+acmeToken {
+			<-signedIn
+			defer close(answered)
+		}
+		h.server.Config.Handler.ServeHTTP(w, r)
+	}))
+	t.Cleanup(slow.Close)
+	b := startBrowser(t)
+	b.open(slow.URL)
+	b.wait("document.activeElement?.id === 'token'")
+	b.evaluate(`
+		var refused = 0, ask = fetch;
+		fetch = async (...request) => {
+			const answer = await ask(...request);
+			if (answer.status === 401) refused++;
+			return answer;
+		}`)
+	b.typeText("not-the-token")
+	b.press("Enter")
+	b.wait("refused === 1 && document.activeElement?.id === 'token'")
+	b.typeText(acmeToken)
+	b.press("Enter")
+	b.wait("!main.hidden")
+	close(signedIn)
+	<-answered
+	b.wait("refused === 2")
+	b.wait("!main.hidden && document.getElementById('sign-in').hidden && notice.textContent === ''")
+	b.tabTo("create")
+	b.press("Enter")
+	b.wait("document.activeElement?.id === 'command'")
 }
 
 func sorted(text string) string {

@@ -15,10 +15,17 @@ let leases = [];
 let chosen = null; // id of a lease
 let watched = null; // the command whose events are shown: { id, abort }
 
+// call asks the service. What it answers to somebody who has signed out meanwhile is nobody's: it ends as stale.
 async function call(method, path, body, options = {}) {
-  const headers = { Authorization: `Bearer ${sessionStorage.token}`, ...options.headers };
+  const token = sessionStorage.token;
+  const headers = { Authorization: `Bearer ${token}`, ...options.headers };
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  const response = await fetch(path, { ...options, method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+  // Without the cache: there, one request for an address would wait for another one.
+  const response = await fetch(path, { ...options, method, headers, cache: "no-store", body: body === undefined ? undefined : JSON.stringify(body) });
+  if (sessionStorage.token !== token) {
+    response.body?.cancel();
+    throw Object.assign(new Error("Signed out."), { stale: true });
+  }
   if (response.ok) return response;
   if (response.status === 401) signOut("The token was not accepted.");
   const problem = await response.json().catch(() => ({}));
@@ -32,7 +39,7 @@ async function attempt(what, button) {
   try {
     return await what();
   } catch (error) {
-    $("notice").textContent = error.message;
+    if (!error.stale) $("notice").textContent = error.message;
   } finally {
     if (button) button.disabled = false;
     await refresh();
@@ -51,13 +58,15 @@ function signOut(why = "") {
 
 async function refresh() {
   if (!sessionStorage.token) return signOut($("notice").textContent);
+  const token = sessionStorage.token;
   try {
-    const [list, idle] = await Promise.all([call("GET", "/v1/leases"), call("GET", "/v1/idle")]);
-    leases = (await list.json()).leases;
-    const report = await idle.json();
+    const ask = async (path) => (await call("GET", path)).json();
+    const [list, report] = await Promise.all([ask("/v1/leases"), ask("/v1/idle")]);
+    if (sessionStorage.token !== token) return;
+    leases = list.leases;
     $("idle").textContent = report.idle ? "idle" : `${report.active.length} active`;
   } catch (error) {
-    if (sessionStorage.token) $("notice").textContent = error.status ? error.message : "The service does not answer.";
+    if (sessionStorage.token && !error.stale) $("notice").textContent = error.status ? error.message : "The service does not answer.";
     return;
   }
   $("sign-in").hidden = true;
@@ -79,7 +88,7 @@ function show() {
       const button = document.createElement("button");
       button.type = "button";
       for (const part of ["name", "state", "more"]) button.append(Object.assign(document.createElement("span"), { className: part }));
-      button.addEventListener("click", () => choose(lease.id));
+      button.addEventListener("click", () => attempt(() => choose(lease.id)));
       item.append(button);
       list.append(item);
     }
