@@ -15,21 +15,22 @@ let leases = [];
 let chosen = null; // id of a lease
 let watched = null; // the command whose events are shown: { id, abort }
 
-// call asks the service. What it answers to somebody who has signed out meanwhile is nobody's: it ends as stale.
+// call asks the service. What comes back when its asker has signed out is nobody's: it ends as stale.
 async function call(method, path, body, options = {}) {
   const token = sessionStorage.token;
+  const stale = () => sessionStorage.token !== token;
   const headers = { Authorization: `Bearer ${token}`, ...options.headers };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   // Without the cache: there, one request for an address would wait for another one.
   const response = await fetch(path, { ...options, method, headers, cache: "no-store", body: body === undefined ? undefined : JSON.stringify(body) });
-  if (sessionStorage.token !== token) {
+  if (response.ok && !stale()) return response;
+  if (response.status === 401 && !stale()) signOut("The token was not accepted.");
+  if (stale()) {
     response.body?.cancel();
     throw Object.assign(new Error("Signed out."), { stale: true });
   }
-  if (response.ok) return response;
-  if (response.status === 401) signOut("The token was not accepted.");
   const problem = await response.json().catch(() => ({}));
-  throw Object.assign(new Error(problem.detail ?? `The service answered ${response.status}.`), { status: response.status });
+  throw Object.assign(new Error(problem.detail ?? `The service answered ${response.status}.`), { status: response.status, stale: stale() });
 }
 
 // attempt does what the user asked for, and says so if it fails.
@@ -177,7 +178,7 @@ async function follow(mine, path) {
       }
     } catch (error) {
       if (watched !== mine) return;
-      if (error.status === 404 || error.status === 401) return watch(null);
+      if (error.status === 404) return watch(null);
     }
     set($("command-state"), "connecting again");
     await new Promise((resolve) => setTimeout(resolve, 1000));
