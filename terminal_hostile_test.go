@@ -20,6 +20,9 @@ func fills(t *testing.T, f *inflow) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for f.pauses%2 == 0 {
+		if f.err != nil {
+			t.Fatalf("it ended with %v before it was full", f.err)
+		}
 		f.cond.Broadcast()
 		f.mu.Unlock()
 		select {
@@ -31,6 +34,10 @@ func fills(t *testing.T, f *inflow) {
 		f.mu.Lock()
 	}
 }
+
+// flood is a script that prints without end, in pieces: the daemon drops a client that is 256 messages behind, and a host
+// that shares its processors with one that does nothing but print soon is.
+const flood = "while :; do yes | head -c 32768; sleep 0.002; done"
 
 // Whoever ends a terminal that prints without end, and that nobody reads, is not kept waiting by that.
 func TestTerminalThatIsNotReadEnds(t *testing.T) {
@@ -65,7 +72,7 @@ func TestTerminalThatIsNotReadEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, Config{}, emulator.Options{Shell: "sh"})
 			l := r.acquired(t)
-			term, err := l.OpenTerminal(t.Context(), TerminalOptions{ID: "flood", Args: []string{"yes"}})
+			term, err := l.OpenTerminal(t.Context(), TerminalOptions{ID: "flood", Args: shell(flood)})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -114,7 +121,8 @@ func TestChannelHostilePrograms(t *testing.T) {
 	})
 	// It takes the terminal from under its parent, and writes there as much as it likes.
 	t.Run("floods the host", func(t *testing.T) {
-		ch := openChannel(t, l, ChannelOptions{Args: shell("exec yes >/proc/$PPID/fd/3")})
+		ch := openChannel(t, l, ChannelOptions{Args: shell("read go; exec >/proc/$PPID/fd/3; " + flood)})
+		typeText(t, ch, "go\n")
 		fills(t, ch.c.in)
 		ch.c.in.mu.Lock()
 		held := len(ch.c.in.data)
