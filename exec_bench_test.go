@@ -89,8 +89,9 @@ func eachBenchTransport(b *testing.B, f func(b *testing.B, tr Transport)) {
 }
 
 // BenchmarkCommand measures short commands on a warm lease against a bare execute of `true`, in each shell that a daemon
-// may choose, and with the one that it does. It also reports their requests, sockets and bytes, and the time outside the
-// server: the library's, and the connection's, of which the floor has its share.
+// may choose, and with the one that it does. It also reports their requests, those of commands whose exit was recorded when
+// it was looked for first, sockets and bytes, and the time outside the server: the library's, and the connection's, of
+// which the floor has its share.
 func BenchmarkCommand(b *testing.B) {
 	for _, kind := range []struct {
 		name string
@@ -127,7 +128,7 @@ func benchmarkCommand(b *testing.B, shell string, tr Transport, cmd Command) {
 	run() // warm
 	c := contest{b: b}
 	var outside, floorOutside time.Duration
-	var requests, sockets, bytes float64
+	var requests, sockets, bytes, recorded, recordedRequests float64
 	for b.Loop() {
 		c.floor(func() {
 			all, serving := r.spent(func() { r.floor(b) })
@@ -138,17 +139,23 @@ func benchmarkCommand(b *testing.B, shell string, tr Transport, cmd Command) {
 			all, serving := r.spent(run)
 			outside += all - serving
 		})
-		for _, q := range r.server.Requests() {
+		sent, followed := r.server.Requests(), sockets
+		for _, q := range sent {
 			requests++
 			bytes += float64(q.Sent + q.Received)
 			if q.WebSocket {
 				sockets++
 			}
 		}
+		if sockets == followed {
+			recorded++
+			recordedRequests += float64(len(sent))
+		}
 		b.StartTimer()
 	}
 	c.report(0)
 	n := float64(b.N)
+	b.ReportMetric(recordedRequests/max(recorded, 1), "recorded-requests/op")
 	b.ReportMetric(requests/n, "requests/op")
 	b.ReportMetric(sockets/n, "sockets/op")
 	b.ReportMetric(bytes/n, "wire-B/op")
