@@ -279,6 +279,23 @@ type origin struct {
 
 func (c *Config) origin() origin { return origin{c.Snapshot, c.Image, c.Resources} }
 
+// String names what the caller can correct.
+func (o origin) String() string {
+	var b strings.Builder
+	switch {
+	case o.snapshot != "":
+		fmt.Fprintf(&b, "snapshot %q", o.snapshot)
+	case o.image != "":
+		fmt.Fprintf(&b, "image %q", o.image)
+	default:
+		b.WriteString("its default snapshot")
+	}
+	if o.resources != (Resources{}) {
+		fmt.Fprintf(&b, " with %+v", o.resources)
+	}
+	return b.String()
+}
+
 func (o origin) check(p *problems, of string) {
 	checkText(p, of+".Snapshot", o.snapshot)
 	checkText(p, of+".Image", o.image)

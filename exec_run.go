@@ -3,6 +3,7 @@ package leasehold
 import (
 	"context"
 	"errors"
+	"strconv"
 	"time"
 
 	"github.com/leasehold-go/leasehold/internal/daytona"
@@ -259,7 +260,11 @@ func (x *execution) beyond() error {
 }
 
 func (x *execution) noDirectory() error {
-	return &Error{Op: x.op, Kind: KindNotFound, Message: "the command's directory cannot be entered; it was not started"}
+	which := "directory"
+	if dir := x.login.Dir; dir != "" { // another host's command does not tell
+		which += " " + strconv.Quote(dir)
+	}
+	return &Error{Op: x.op, Kind: KindNotFound, Message: "the command's " + which + " cannot be entered; it was not started"}
 }
 
 func (x *execution) replaced() error {

@@ -8,7 +8,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -156,7 +158,10 @@ func TestRunRefusesWhatCannotRun(t *testing.T) {
 func TestAMissingDirectoryIsAnError(t *testing.T) {
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		_, l := execRig(t, tr)
-		got, _ := runFails(t, t.Context(), l, Command{Args: []string{"true"}, Dir: "no/such"}, KindNotFound, DispatchedYes)
+		got, e := runFails(t, t.Context(), l, Command{Args: []string{"true"}, Dir: "no/such"}, KindNotFound, DispatchedYes)
+		if want := strconv.Quote(path.Join(l.Ref().Workspace, "no/such")); !strings.Contains(e.Message, want) {
+			t.Errorf("message %q, want it to name %s", e.Message, want)
+		}
 		if got.Exited || got.ExitCode != -1 || got.StderrSize == 0 {
 			t.Errorf("got %+v, want no exit, and the shell's reason on stderr", got)
 		}

@@ -3,6 +3,7 @@ package leasehold
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -337,12 +338,18 @@ func (a *acquisition) create(work, step context.Context) (id string, err error) 
 			a.settled(false) // refused before the request was looked at; a look at the name would be, too
 			return "", failed(a.op, err)
 		case refusal.Structured && refusal.StartFailed(): // a sandbox was made, and is left behind
-			return "", failed(a.op, err)
+			broken := failed(a.op, err)
+			broken.Message = "the provider could not start " + a.wanted()
+			return "", broken
 		case refusal.Structured && refusal.Status < 500 && refusal.Status != 408:
 			a.mu.Lock()
 			a.refused = true
 			a.mu.Unlock()
-			return "", failed(a.op, err)
+			refused := failed(a.op, err)
+			if refused.Kind == KindRefused || refused.Kind == KindNotFound {
+				refused.Message = "the provider refused to make " + a.wanted()
+			}
+			return "", refused
 		default: // no answer, or one that does not say what happened
 			sb, sightErr := a.sight(work, sightingTime)
 			if sightErr == nil {
@@ -357,6 +364,15 @@ func (a *acquisition) create(work, step context.Context) (id string, err error) 
 			return "", uncertain
 		}
 	}
+}
+
+// wanted says what was asked for, in the caller's words.
+func (a *acquisition) wanted() string {
+	text := "a sandbox of " + a.request.origin(a.p.cfg.origin()).String()
+	if target := a.p.cfg.Target; target != "" {
+		text += " in region " + strconv.Quote(target)
+	}
+	return text
 }
 
 // settled records that the request that was submitted last made nothing. A refusal says so of the one delivery that it

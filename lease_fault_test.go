@@ -192,6 +192,11 @@ func TestAcquireRefused(t *testing.T) {
 			if e.Phase != PhaseCreate || e.Cleanup != nil || e.Budget == 0 {
 				t.Errorf("error = %+v, want phase create, no envelope and a budget", e)
 			}
+			for _, asked := range []string{tt.cfg.Snapshot, tt.cfg.Target} {
+				if !strings.Contains(e.Message, asked) {
+					t.Errorf("message %q, want it to name %q", e.Message, asked)
+				}
+			}
 			r.wantSandboxes(t, 0)
 			for _, secret := range []string{r.server.APIKey(), "disk of runner", "no such base", "Did you add it"} {
 				if strings.Contains(fmt.Sprintf("%+v", err), secret) {

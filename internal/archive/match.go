@@ -1,8 +1,9 @@
 package archive
 
 import (
-	"fmt"
+	"errors"
 	"path"
+	"strconv"
 	"strings"
 )
 
@@ -27,40 +28,52 @@ type pattern struct {
 	dirOnly  bool
 }
 
-// NewMatcher compiles patterns. An error names the first bad one.
+// NewMatcher compiles patterns. An error names each bad one.
 func NewMatcher(patterns []string) (*Matcher, error) {
 	if len(patterns) == 0 {
 		return nil, nil
 	}
 	m := &Matcher{}
+	var bad []string
 	for _, text := range patterns {
-		var p pattern
-		rest := text
-		if strings.HasSuffix(rest, "/") {
-			p.dirOnly = true
-			rest = strings.TrimRight(rest, "/")
-		}
-		p.anchored = strings.Contains(rest, "/")
-		rest = strings.TrimPrefix(rest, "/")
-		p.parts = strings.Split(rest, "/")
-		for _, part := range p.parts {
-			switch part {
-			case "", ".", "..":
-				return nil, fmt.Errorf("%q has an empty, \".\" or \"..\" component", text)
-			}
-			if _, err := path.Match(part, "x"); err != nil {
-				return nil, fmt.Errorf("%q is malformed", text)
-			}
-		}
-		if strings.HasPrefix(rest, "!") {
-			return nil, fmt.Errorf("%q: negation is not supported", text)
-		}
-		if strings.ContainsRune(text, 0) {
-			return nil, fmt.Errorf("%q contains a zero byte", text)
+		p, problem := parsePattern(text)
+		if problem != "" {
+			bad = append(bad, strconv.Quote(text)+" "+problem)
 		}
 		m.patterns = append(m.patterns, p)
 	}
+	if len(bad) > 0 {
+		return nil, errors.New(strings.Join(bad, "; "))
+	}
 	return m, nil
+}
+
+// parsePattern returns what is wrong with a pattern, or "".
+func parsePattern(text string) (p pattern, problem string) {
+	rest := text
+	if strings.HasSuffix(rest, "/") {
+		p.dirOnly = true
+		rest = strings.TrimRight(rest, "/")
+	}
+	p.anchored = strings.Contains(rest, "/")
+	rest = strings.TrimPrefix(rest, "/")
+	p.parts = strings.Split(rest, "/")
+	for _, part := range p.parts {
+		switch part {
+		case "", ".", "..":
+			return p, `has an empty, "." or ".." component`
+		}
+		if _, err := path.Match(part, "x"); err != nil {
+			return p, "is malformed"
+		}
+	}
+	switch {
+	case strings.HasPrefix(rest, "!"):
+		return p, "is a negation, which is not supported"
+	case strings.ContainsRune(text, 0):
+		return p, "contains a zero byte"
+	}
+	return p, ""
 }
 
 // Match reports whether the entry itself is matched. The caller leaves out what lies below a matched directory.

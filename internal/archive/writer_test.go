@@ -308,4 +308,8 @@ func TestExcludePatterns(t *testing.T) {
 			t.Errorf("NewMatcher(%q) takes it", bad)
 		}
 	}
+	const want = `"[" is malformed; "!keep" is a negation, which is not supported`
+	if _, err := NewMatcher([]string{"[", "good", "!keep"}); err == nil || err.Error() != want {
+		t.Errorf("NewMatcher() of several bad patterns = %v, want %s", err, want)
+	}
 }
