@@ -3,6 +3,7 @@ package leasehold
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -77,6 +78,42 @@ func TestE5AStopEndsWhatAnEndedCommandLeft(t *testing.T) {
 		}
 		wantDead(t, alive)
 	})
+}
+
+// TestE5AStopIsNoEndOfTheInput stops a command that does not mind SIGTERM while it waits for more of its input, by each thing
+// that stops one.
+func TestE5AStopIsNoEndOfTheInput(t *testing.T) {
+	broken := errors.New("broken")
+	for name, stop := range map[string]func(cancel func(), in *io.PipeWriter){
+		"end of the context": func(cancel func(), _ *io.PipeWriter) { cancel() },
+		"failing reader":     func(_ func(), in *io.PipeWriter) { in.CloseWithError(broken) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			eachTransport(t, func(t *testing.T, tr Transport) {
+				t.Parallel()
+				_, l := execRig(t, tr)
+				dir := t.TempDir()
+				begun, ended := filepath.Join(dir, "begun"), filepath.Join(dir, "ended")
+				exists := func(file string) bool { _, err := os.Stat(file); return err == nil }
+				in, w := io.Pipe()
+				defer w.Close()
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				script := "trap '' TERM; read line; echo >" + begun + "; cat >/dev/null; echo >" + ended
+				p := started(t, ctx, l, Command{Script: script, Stdin: in, Profiles: ProfilesNone})
+				if _, err := io.WriteString(w, "line\n"); err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, "it has begun", func() bool { return exists(begun) })
+				stop(cancel, w)
+				got, err := p.Wait()
+				if err == nil || exists(ended) {
+					t.Errorf("Wait() = %+v, %v; want an error, and that the command did not go on (it did: %t)", got, err, exists(ended))
+				}
+			})
+		})
+	}
 }
 
 func TestAttachBeyondTheEndIsInvalid(t *testing.T) {

@@ -330,7 +330,7 @@ func batches(cells []cell) (all [][]cell) {
 }
 
 // atOnceReal is how many cells in real time run at once.
-const atOnceReal = 4
+const atOnceReal = 12
 
 // TestFaultMatrix: every request that the library makes, by operation and position, with every action of the fault plan and
 // what a host may do meanwhile. The requests are those of a run without faults, so a new one is met by itself. What comes of

@@ -15,9 +15,20 @@ const (
 )
 
 // keeper holds the command's input open, a FIFO, until a line arrives in another one. The command does not inherit either.
-const keeper = `exec 5<>"$_record.k" 6<>"$_record.in" 4>"$_record.in" 6>&-
-{ read _line <&5; } </dev/null >/dev/null &
+// The daemon ends the processes of a session, and those of a sandbox, in any order, with SIGTERM at first: the keeper stays
+// for as long as there is anything of the command's process group, for which its death would be an end of the input.
+const keeper = linger + `exec 5<>"$_record.k" 6<>"$_record.in" 4>"$_record.in" 6>&-
+{ trap 'linger; exit' TERM; read _line <&5; } </dev/null >/dev/null &
 exec 4>&- 5>&-
+`
+
+// linger waits until the process groups that the record tells are empty.
+const linger = `linger() {
+while read -r _word _process _rest; do
+[ "$_word" = pid ] || continue
+while kill -0 -$_process; do command sleep 0.05; done
+done <"$_record"
+}
 `
 
 // feed writes a chunk, once: whoever creates its file does. The file gets a line when that is done, which a command that
