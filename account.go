@@ -15,15 +15,15 @@ import (
 type account struct {
 	endpoint   string
 	credential string        // fingerprint of endpoint and credential
-	asked      chan struct{} // closed when the API was asked for the organisation, whatever came of it
-	ask        atomic.Bool   // somebody has begun to
+	asking     chan struct{} // holds one token: taken by whoever asks the API for the organisation before anything else
+	asked      atomic.Bool   // that was done, whatever came of it
 
 	mu       sync.Mutex
 	attested string // fingerprint of endpoint and organisation; empty: not attested yet
 }
 
 func newAccount(endpoint, apiKey string) *account {
-	return &account{endpoint: endpoint, credential: fingerprint("credential", endpoint, apiKey), asked: make(chan struct{})}
+	return &account{endpoint: endpoint, credential: fingerprint("credential", endpoint, apiKey), asking: make(chan struct{}, 1)}
 }
 
 // of returns the fingerprint of an organisation that the API named, or nothing if it named none.
@@ -50,12 +50,13 @@ func (a *account) learn(attested string) {
 	}
 }
 
-// recorded returns what a reference says of the account of a sandbox: its organisation, else our credential.
-func (a *account) recorded(attested string) string {
-	if attested == "" {
-		return a.credential
+// recorded returns what a reference says of the account of a sandbox of ours: the organisation that was attested first,
+// whatever a later answer names, else our credential.
+func (a *account) recorded() string {
+	if attested := a.known(); attested != "" {
+		return attested
 	}
-	return attested
+	return a.credential
 }
 
 // owns reports whether a sandbox that has the target's name and labels, and of which the API says that it belongs to the
@@ -96,17 +97,22 @@ const attestTime = 5 * time.Second
 // beginning: without it a rotated key could not account for a creation whose reply never came. All that come meanwhile
 // wait. Without an answer the record names the credential alone.
 func (p *provider) attestOnce(ctx context.Context) {
-	if p.account.ask.CompareAndSwap(false, true) {
-		defer close(p.account.asked)
-		limited, cancel := context.WithTimeout(ctx, attestTime)
-		defer cancel()
-		_, _ = p.attest(limited)
+	if p.account.asked.Load() {
 		return
 	}
 	select {
-	case <-p.account.asked:
+	case p.account.asking <- struct{}{}:
+		defer func() { <-p.account.asking }()
 	case <-ctx.Done():
+		return
 	}
+	if p.account.asked.Load() {
+		return
+	}
+	limited, cancel := context.WithTimeout(ctx, attestTime)
+	defer cancel()
+	_, _ = p.attest(limited)
+	p.account.asked.Store(ctx.Err() == nil) // else the next one asks
 }
 
 // attest asks the API afresh for our organisation, and returns its fingerprint. If the API answers and has no sandbox by

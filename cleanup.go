@@ -77,8 +77,8 @@ func (p *provider) Inspect(ctx context.Context, envelope CleanupEnvelope) (_ Cle
 		switch {
 		case err == nil:
 			found.Observed = sb.ID
-			if attested := p.account.of(sb.OrganizationID); attested != "" {
-				found.Account = attested
+			if found.Account == "" {
+				found.Account = p.account.known()
 			}
 		case found.Observed != "" && errors.Is(err, ErrGone):
 			err = nil // Cleanup will say so, with a receipt

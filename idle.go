@@ -99,7 +99,7 @@ func (p *provider) Idle(scopes ...Scope) IdleReport {
 			Sandbox: id, Attempt: attempt, Since: now.Add(-item.Age), Unwatched: item.Marked,
 		}
 		if a.Account == p.account.credential {
-			a.Account = p.account.recorded(p.account.known())
+			a.Account = p.account.recorded()
 		}
 		if item.Marked && a.Kind == ActivityRequest {
 			a.Requests = item.Count

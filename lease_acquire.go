@@ -226,7 +226,7 @@ func (a *acquisition) run(work, step context.Context) (LeaseRef, *daytona.Sandbo
 	}
 	ref := LeaseRef{
 		Version: leaseRefVersion, Sandbox: id, Name: creation.Name, Scope: creation.Scope, Attempt: creation.Attempt,
-		Labels: creation.Labels, Account: a.p.account.recorded(a.p.account.of(sb.OrganizationID)), Credential: creation.Credential,
+		Labels: creation.Labels, Account: a.p.account.recorded(), Credential: creation.Credential,
 		Reuse: a.reuse, CreatedAt: a.began.UTC().Round(0),
 	}
 	a.enter(PhaseExpiry)

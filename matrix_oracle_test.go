@@ -149,8 +149,8 @@ func (o *oracle) excuses(err error) bool {
 	switch {
 	case o.lied, o.broken && errors.Is(err, ErrBroken):
 		return true
-	case o.lost:
-		return errors.Is(err, ErrGone) || errors.Is(err, ErrBroken) || errors.Is(err, ErrNotRunning) || errors.Is(err, ErrTimeout)
+	case o.lost: // and until the control plane has noticed, the proxy's not-found proves nothing
+		return errors.Is(err, ErrUnavailable) || errors.Is(err, ErrGone) || errors.Is(err, ErrBroken) || errors.Is(err, ErrNotRunning) || errors.Is(err, ErrTimeout)
 	}
 	return false
 }

@@ -131,7 +131,7 @@ func (s *Sweeper) Sweep(ctx context.Context) (report SweepReport, err error) {
 	const op = "sweep"
 	ctx, span := s.p.span(ctx, op)
 	defer func() { endSpan(span, err) }()
-	work, finish, err := s.p.start(ctx, op, s.p.everything)
+	_, finish, err := s.p.start(ctx, op, s.p.everything)
 	if err != nil {
 		return report, err
 	}
@@ -140,7 +140,7 @@ func (s *Sweeper) Sweep(ctx context.Context) (report SweepReport, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer context.AfterFunc(s.p.work, func() { cancel(errProviderClosed) })()
-	s.p.attestOnce(work)
+	s.p.attestOnce(ctx)
 
 	pass := &sweepPass{Sweeper: s, owner: "sweep-" + uuid.NewString(), seen: make(map[string]bool)}
 	err = pass.run(ctx)
@@ -390,8 +390,8 @@ func (s *sweepPass) destroy(ctx context.Context, claim *Claim) error {
 			return err
 		}
 		r.State, r.Envelope.Observed = StateEnding, sb.ID
-		if attested := s.p.account.of(sb.OrganizationID); attested != "" {
-			r.Envelope.Account = attested
+		if r.Envelope.Account == "" {
+			r.Envelope.Account = s.p.account.known()
 		}
 		if err := s.update(ctx, *claim); err != nil {
 			return err
