@@ -93,7 +93,7 @@ func (x *Executor) begin(ctx context.Context, op string, r *execution) (*Process
 		return nil, r.failure(err)
 	}
 	p := &Process{x: r, done: make(chan struct{})}
-	r.running = make(chan struct{})
+	r.running, r.halted = make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(p.done)
 		defer r.letGo(h)
@@ -129,10 +129,8 @@ var signalName = regexp.MustCompile(`^[A-Z][A-Z0-9]{1,9}$`)
 // [os.ErrProcessDone] if the command has ended. A session cannot pass on signals: that is [ErrInvalid].
 func (p *Process) Signal(ctx context.Context, name string) error {
 	const op = "signal"
-	select {
-	case <-p.done:
-		return p.signalError(&Error{Kind: KindNotFound, Message: "the command has ended", cause: os.ErrProcessDone})
-	default:
+	if p.ended() {
+		return p.signalError(errEnded())
 	}
 	defer p.x.l.about.Begin(string(ActivityCall), op).End()
 	r, ok := p.x.transport.(*journalRun)
@@ -148,12 +146,26 @@ func (p *Process) Signal(ctx context.Context, name string) error {
 		case frame.State == script.StateSent:
 			return nil
 		case frame.Exited || frame.Process.ID != 0 || !frame.Claimed:
-			return p.signalError(&Error{Kind: KindNotFound, Message: "the command has ended", cause: os.ErrProcessDone})
+			return p.signalError(errEnded())
 		}
 		if err := pause.wait(ctx, 0); err != nil {
 			return p.signalError(err)
 		}
 	}
+}
+
+// ended reports that the command is known not to run any more. Its observation may have ended before.
+func (p *Process) ended() bool {
+	select {
+	case <-p.done:
+		return p.result.Exited || p.result.StopConfirmed || p.result.Dispatched == DispatchedNo
+	default:
+		return false
+	}
+}
+
+func errEnded() *Error {
+	return &Error{Kind: KindNotFound, Message: "the command has ended", cause: os.ErrProcessDone}
 }
 
 func (p *Process) signalError(err error) error {
@@ -162,14 +174,30 @@ func (p *Process) signalError(err error) error {
 	return e
 }
 
-// Kill ends the command at once. On the journal transport it is the signal KILL, and Wait returns the exit that follows;
-// on a session the command is stopped, and Wait fails with [ErrCanceled].
+// Kill ends the command at once. On the journal transport it sends the signal KILL, and Wait returns the exit that follows.
+// On a session the command is stopped: Kill waits for that, for a few seconds at most, and Wait fails with [ErrCanceled]. If
+// it is not confirmed that it runs no more, Kill fails with [ErrUncertain]. Otherwise the errors are those of Signal.
 func (p *Process) Kill(ctx context.Context) error {
 	if _, ok := p.x.transport.(*journalRun); ok {
 		return p.Signal(ctx, "KILL")
 	}
+	if p.ended() {
+		return p.signalError(errEnded())
+	}
 	p.x.abort(errKilled)
-	return nil
+	select {
+	case <-p.x.halted:
+		if p.x.stopConfirmed {
+			return nil
+		}
+	case <-p.done: // without a stop
+		if p.ended() {
+			return p.signalError(errEnded())
+		}
+	case <-ctx.Done():
+		return p.signalError(ctxError(ctx))
+	}
+	return p.signalError(&Error{Kind: KindUncertain, Message: "it is not confirmed that the command runs no more"})
 }
 
 // Detach ends the observation and leaves the command alone: Wait returns what is known by then, with [ErrCanceled]. A host

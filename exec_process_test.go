@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/leasehold-go/leasehold/internal/emulator"
 )
 
 // gate is a file that a command waits for.
@@ -133,8 +135,52 @@ func TestKill(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, err := p.Wait()
-		if tr == TransportJournal && (err != nil || got.ExitCode != 137) || tr == TransportSession && !errors.Is(err, ErrCanceled) {
+		if tr == TransportJournal && (err != nil || got.ExitCode != 137) || tr == TransportSession && !(errors.Is(err, ErrCanceled) && got.StopConfirmed) {
 			t.Errorf("Wait() = %+v, %v", got, err)
+		}
+		if err := p.Kill(t.Context()); !errors.Is(err, os.ErrProcessDone) {
+			t.Errorf("Kill() = %v afterwards, want that it is done", err)
+		}
+	})
+}
+
+// TestKillThatIsNotConfirmed: the provider refuses the kill, and then what was left to itself is killed.
+func TestKillThatIsNotConfirmed(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		r, l := execRig(t, tr)
+		p := started(t, t.Context(), l, Command{Script: "echo ready; sleep 61"})
+		r.server.SetFaults(emulator.Fault{Path: "/toolbox/**", Action: emulator.StatusBefore, Status: 403, Body: structured(403, "Forbidden"), Count: -1})
+		want := KindUncertain
+		if tr == TransportJournal {
+			want = KindAuth
+		}
+		wantError(t, p.Kill(t.Context()), want)
+		r.server.SetFaults()
+		if tr == TransportSession { // it is observed no more
+			if got, err := p.Wait(); !errors.Is(err, ErrCanceled) || got.StopConfirmed {
+				t.Errorf("Wait() = %+v, %v; want canceled, and no confirmed stop", got, err)
+			}
+			wantError(t, p.Kill(t.Context()), KindUncertain)
+			return
+		}
+		p.Detach()
+		_, _ = p.Wait()
+		if err := p.Kill(t.Context()); err != nil {
+			t.Errorf("Kill() = %v, of a command that was left to itself and runs", err)
+		}
+	})
+}
+
+func TestSignalAfterTheEndOfALease(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		r, l := execRig(t, tr)
+		p := started(t, t.Context(), l, Command{Script: "echo ready; sleep 61"})
+		if _, err := r.Release(t.Context(), l.Ref(), ReleaseOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		_, _ = p.Wait()
+		if err := p.Kill(t.Context()); err == nil {
+			t.Error("Kill() of a command whose lease was given back succeeds")
 		}
 	})
 }

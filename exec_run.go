@@ -52,6 +52,7 @@ type execution struct {
 	input    *input        // the command's, read ahead; nil: none
 	detached bool          // Run is not waiting: the dispatch is to return soon
 	running  chan struct{} // closed when the command was dispatched; nil: nobody waits for that
+	halted   chan struct{} // closed when a stop was tried; nil: nobody waits for that
 	ref      *CommandRef   // the command was dispatched before, and output is delivered
 	from     Offsets       // from here on
 
@@ -213,6 +214,9 @@ func (x *execution) unbegun(early context.Context, err error) error {
 func (x *execution) stop(ctx context.Context) {
 	confirmed := x.transport.stop(ctx)
 	x.stopped, x.stopConfirmed = true, confirmed
+	if x.halted != nil {
+		close(x.halted)
+	}
 }
 
 // verdict turns what was observed into the error that Run returns.

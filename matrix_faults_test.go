@@ -139,6 +139,8 @@ func (m mischief) lies(at string) bool {
 		}
 	case emulator.StatusAfter:
 		return m.fault.Status == 429
+	case emulator.StatusBefore: // a session's end, by which a command is stopped whose process the log does not tell yet
+		return m.fault.Status < 300 && strings.HasPrefix(at, "DELETE /toolbox/")
 	}
 	return false
 }
