@@ -26,8 +26,8 @@ type ChannelOptions struct {
 }
 
 // Channel is a program's standard input and output as one stream of bytes, of any value, in each direction: Read returns what
-// it writes, and Write gives it input. Neither is lost, added to or changed. Its methods are safe for concurrent use. It must
-// be closed, unless the lease is given back.
+// it writes, and Write gives it input. Neither is lost, added to or changed: output that was, on a connection that does so,
+// is followed by an error. Its methods are safe for concurrent use. It must be closed, unless the lease is given back.
 //
 // Either side makes the other wait: at most some 400 KiB of output that was not read is held, and half as much input that
 // the program has not taken.

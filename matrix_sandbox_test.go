@@ -180,7 +180,7 @@ func moved(large, imports bool, want func(tree map[string]string) map[string]str
 					return nil
 				}
 				after := tree(t, target)
-				maps.DeleteFunc(after, func(name, _ string) bool { return strings.HasPrefix(name, archive.StagePrefix) }) // see judgeScratch
+				maps.DeleteFunc(after, func(name, _ string) bool { return strings.Contains("/"+name, "/"+archive.StagePrefix) }) // see judgeScratch
 				return after
 			}
 			return outcome{err: err, transfer: &transferClaim{want: whole, before: before, look: look, imports: imports}}
@@ -361,7 +361,7 @@ func piped(ctx context.Context, s *stage) outcome {
 	if err != nil {
 		return outcome{err: err}
 	}
-	c := &streamClaim{want: bytes.Repeat(allBytes(256), 80)}
+	c := &streamClaim{want: bytes.Repeat(allBytes(256), 80), late: true}
 	ch, err := l.OpenChannel(ctx, ChannelOptions{Args: []string{"cat"}})
 	if err != nil {
 		return outcome{err: err}

@@ -156,6 +156,10 @@ func (c cell) play(t *testing.T, s *stage) (met bool) {
 		stalled: action == emulator.StallChange && delay == 0, limited: c.mischief.fault.Status == 429,
 	}
 	defer o.report(t, c.String())
+	var scratch map[string]bool
+	if c.op.real {
+		scratch = o.scratch(s.ref.Workspace)
+	}
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
 
@@ -212,7 +216,7 @@ func (c cell) play(t *testing.T, s *stage) (met bool) {
 		o.judgeWorld(known...)
 	}
 	if c.extent == "once" && c.op.real && !c.late {
-		o.judgeScratch(s.ref.Workspace)
+		o.judgeScratch(s.ref.Workspace, scratch)
 	}
 
 	s.server.SetFaults()

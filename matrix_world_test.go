@@ -294,6 +294,7 @@ type commandClaim struct {
 type streamClaim struct {
 	got, want []byte
 	unproved  bool // the protocol has no proof of what is sent: it can be changed on its way
+	late      bool // the proof follows: what was changed on its way arrives, and then an error
 }
 
 // transferClaim is what a target is to hold, and held.
