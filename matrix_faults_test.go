@@ -139,7 +139,7 @@ func (m mischief) lies(at string) bool {
 		}
 	case emulator.StatusAfter:
 		return m.fault.Status == 429
-	case emulator.StatusBefore: // a session's end, by which a command is stopped whose process the log does not tell yet
+	case emulator.StatusBefore: // that a session or a terminal was ended, and what runs there with it
 		return m.fault.Status < 300 && strings.HasPrefix(at, "DELETE /toolbox/")
 	}
 	return false

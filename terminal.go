@@ -171,7 +171,7 @@ func (t *Terminal) Resize(ctx context.Context, cols, rows int) error {
 	defer cancel()
 	err := t.c.box.ResizePTY(ctx, t.c.name, cols, rows)
 	var remote *daytona.Error
-	if errors.As(err, &remote) && (remote.Status == http.StatusGone || remote.Status == http.StatusNotFound) {
+	if errors.As(err, &remote) && (remote.NotFound() || remote.Status == http.StatusGone && remote.Structured) {
 		e := t.c.fail(KindClosed, "the terminal has ended")
 		e.Op, e.Dispatched = op, DispatchedYes
 		return e

@@ -492,7 +492,7 @@ func removePTY(ctx context.Context, l *Lease, box *daytona.Toolbox, op, name str
 	for {
 		err := box.DeletePTY(ctx, name)
 		var remote *daytona.Error
-		if err == nil || errors.As(err, &remote) && remote.Status == http.StatusNotFound {
+		if err == nil || errors.As(err, &remote) && remote.NotFound() {
 			return nil
 		}
 		mapped := l.observe(op, err).(*Error)
