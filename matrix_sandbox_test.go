@@ -22,6 +22,7 @@ import (
 	"github.com/coder/websocket"
 
 	"github.com/leasehold-go/leasehold/internal/archive"
+	"github.com/leasehold-go/leasehold/internal/emulator"
 )
 
 // file is a path of the host's directory that no other turn of the stage uses.
@@ -168,7 +169,13 @@ func moved(large, imports bool, want func(tree map[string]string) map[string]str
 				root = s.ref.Workspace
 			}
 			target := filepath.Join(root, fmt.Sprint("target", s.turn))
-			writeFiles(t, target, map[string]string{"d/small": "old"})
+			err := errors.Join(os.MkdirAll(filepath.Join(target, "d"), 0o755), os.WriteFile(filepath.Join(target, small), []byte("old"), 0o644))
+			if err != nil {
+				if imports && s.server.Sandbox(s.ref.Sandbox).State() != emulator.StateStarted {
+					return outcome{} // somebody else has ended it: there is nothing to import into
+				}
+				t.Fatal(err)
+			}
 			before := tree(t, target)
 			l, err := s.lease()
 			if err == nil {
@@ -207,11 +214,13 @@ func oneFile(tree map[string]string) map[string]string {
 	return map[string]string{"d": tree["d"], "d/small": tree["d/small"]}
 }
 
+// small is the file that single transfers are about.
+var small = filepath.Join("d", "small")
+
 func transferOperations() []operation {
 	add := func(name string, prepare func(*testing.T, *stage), shell func(*testing.T) string) operation {
 		return operation{name: name, real: true, shares: true, prepare: prepare, shell: shell, run: done}
 	}
-	small := filepath.Join("d", "small")
 	return []operation{
 		add("import a directory", moved(false, true, nil, func(ctx context.Context, l *Lease, local, _, target string) error {
 			_, err := l.Importer().Dir(ctx, local, target, ImportOptions{})

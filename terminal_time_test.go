@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -24,8 +25,8 @@ import (
 type ptyBox struct {
 	http.Handler // for everything else
 
-	create   func(r *http.Request) // before a terminal is created; nil: nothing
-	remove   func(r *http.Request) // likewise before one is removed
+	create   func(r *http.Request)                                       // before a terminal is created; nil: nothing
+	remove   func(w http.ResponseWriter, r *http.Request) (refused bool) // likewise before one is removed
 	terminal func(conn *ptyBoxConn)
 
 	over context.Context // ends with the test
@@ -91,8 +92,8 @@ func (b *ptyBox) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answerJSON(w, http.StatusCreated, map[string]string{"sessionId": request.ID})
 	})
 	mux.HandleFunc("DELETE /process/pty/{id}", func(w http.ResponseWriter, r *http.Request) {
-		if b.remove != nil {
-			b.remove(r)
+		if b.remove != nil && b.remove(w, r) {
+			return
 		}
 		b.mu.Lock()
 		defer b.mu.Unlock()
@@ -262,7 +263,7 @@ func TestTerminalsThatHangWhenTheLeaseEnds(t *testing.T) {
 	b := &ptyBox{terminal: func(c *ptyBoxConn) { c.started(); c.drain() }}
 	var at []time.Duration
 	var began time.Time
-	b.remove = func(r *http.Request) {
+	b.remove = func(_ http.ResponseWriter, r *http.Request) bool {
 		b.mu.Lock()
 		at = append(at, time.Since(began))
 		b.mu.Unlock()
@@ -270,6 +271,7 @@ func TestTerminalsThatHangWhenTheLeaseEnds(t *testing.T) {
 			<-r.Context().Done()
 			panic(http.ErrAbortHandler)
 		}
+		return false
 	}
 	inPTYBox(t, b, func(t *testing.T, r *bubbleRig) {
 		for _, id := range []string{"a", "hangs", "b"} {
@@ -295,37 +297,58 @@ func TestTerminalsThatHangWhenTheLeaseEnds(t *testing.T) {
 }
 
 // A terminal of which the host never learnt, and which it could not remove either, is closed by its id. Until then it counts.
+// That there is nothing to remove only the daemon can say.
 func TestTerminalOfALostOpening(t *testing.T) {
-	broken := true
-	b := &ptyBox{
-		terminal: func(c *ptyBoxConn) { c.connected(); c.say("missing stty"); c.drain() },
-		remove: func(*http.Request) {
-			if broken {
-				panic(http.ErrAbortHandler)
-			}
-		},
+	refusal := func(status int, body string) func(http.ResponseWriter) {
+		return func(w http.ResponseWriter) {
+			w.WriteHeader(status)
+			_, _ = io.WriteString(w, body)
+		}
 	}
-	inPTYBox(t, b, func(t *testing.T, r *bubbleRig) {
-		began := time.Now()
-		_, err := r.lease.OpenTerminal(t.Context(), TerminalOptions{ID: "lost"})
-		wantError(t, err, KindRefused)
-		if took := time.Since(began); took > terminalCleanupTimeout {
-			t.Errorf("it took %v, want at most %v", took, terminalCleanupTimeout)
-		}
-		counted := func() bool {
-			return slices.ContainsFunc(r.Idle().Active, func(a Activity) bool { return a.Kind == ActivityTerminal && a.Unwatched })
-		}
-		if !counted() {
-			t.Errorf("active: %+v, want an unwatched terminal", r.Idle().Active)
-		}
-		broken = false
-		for range 2 {
-			if err := r.lease.CloseTerminal(t.Context(), "lost"); err != nil {
-				t.Errorf("CloseTerminal() = %v", err)
+	for name, refuse := range map[string]func(http.ResponseWriter){
+		"no answer":              func(http.ResponseWriter) { panic(http.ErrAbortHandler) },
+		"a proxy's page":         refusal(http.StatusNotFound, "<html>not found</html>"),
+		"nothing at all":         refusal(http.StatusNotFound, ""),
+		"the container is lost":  refusal(http.StatusNotFound, `{"statusCode":404,"message":"sandbox container not found"}`),
+		"a path nobody knows of": refusal(http.StatusNotFound, `{"statusCode":404,"message":"Cannot DELETE /x","error":"Not Found"}`),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var broken atomic.Bool
+			broken.Store(true)
+			b := &ptyBox{
+				terminal: func(c *ptyBoxConn) { c.connected(); c.say("missing stty"); c.drain() },
+				remove: func(w http.ResponseWriter, _ *http.Request) bool {
+					if broken.Load() {
+						refuse(w)
+						return true
+					}
+					return false
+				},
 			}
-		}
-		if counted() || len(b.marks) > 0 {
-			t.Errorf("active: %+v, left: %v, want no terminal", r.Idle().Active, b.marks)
-		}
-	})
+			inPTYBox(t, b, func(t *testing.T, r *bubbleRig) {
+				began := time.Now()
+				_, err := r.lease.OpenTerminal(t.Context(), TerminalOptions{ID: "lost"})
+				wantError(t, err, KindRefused)
+				if took := time.Since(began); took > terminalCleanupTimeout {
+					t.Errorf("it took %v, want at most %v", took, terminalCleanupTimeout)
+				}
+				counted := func() bool {
+					return slices.ContainsFunc(r.Idle().Active, func(a Activity) bool { return a.Kind == ActivityTerminal && a.Unwatched })
+				}
+				wantError(t, r.lease.CloseTerminal(t.Context(), "lost"), KindUnavailable)
+				if !counted() {
+					t.Errorf("active: %+v, want an unwatched terminal", r.Idle().Active)
+				}
+				broken.Store(false)
+				for range 2 {
+					if err := r.lease.CloseTerminal(t.Context(), "lost"); err != nil {
+						t.Errorf("CloseTerminal() = %v", err)
+					}
+				}
+				if counted() || len(b.marks) > 0 {
+					t.Errorf("active: %+v, left: %v, want no terminal", r.Idle().Active, b.marks)
+				}
+			})
+		})
+	}
 }
