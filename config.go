@@ -10,6 +10,7 @@ import (
 	"path"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -279,14 +280,23 @@ type origin struct {
 
 func (c *Config) origin() origin { return origin{c.Snapshot, c.Image, c.Resources} }
 
+// quoted is a caller's text for a message, of which the beginning will do.
+func quoted(text string) string {
+	const most = 200
+	if len(text) > most {
+		return strconv.Quote(text[:most]) + "…"
+	}
+	return strconv.Quote(text)
+}
+
 // String names what the caller can correct.
 func (o origin) String() string {
 	var b strings.Builder
 	switch {
 	case o.snapshot != "":
-		fmt.Fprintf(&b, "snapshot %q", o.snapshot)
+		b.WriteString("snapshot " + quoted(o.snapshot))
 	case o.image != "":
-		fmt.Fprintf(&b, "image %q", o.image)
+		b.WriteString("image " + quoted(o.image))
 	default:
 		b.WriteString("its default snapshot")
 	}
@@ -299,6 +309,9 @@ func (o origin) String() string {
 func (o origin) check(p *problems, of string) {
 	checkText(p, of+".Snapshot", o.snapshot)
 	checkText(p, of+".Image", o.image)
+	if at := strings.LastIndexByte(o.image, '@'); strings.Contains(o.image, "://") || at >= 0 && strings.Contains(o.image[at:], "/") {
+		p.add(of+".Image", "is an address: name the image without scheme or credentials")
+	}
 	if o.image != "" && o.snapshot != "" {
 		p.add(of+".Image", "and Snapshot are both set: set one")
 	}

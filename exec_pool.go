@@ -273,10 +273,10 @@ func (p *sessionPool) later(l *Lease, do func(ctx context.Context)) {
 	})
 }
 
-// delete deletes a session and what runs in it, and reports whether the daemon confirmed that. It tries until ctx ends.
+// delete deletes a session and what runs in it, and reports whether the daemon confirmed that, or knows of no such session any
+// more. It tries until ctx ends.
 func (p *sessionPool) delete(ctx context.Context, box *daytona.Toolbox, id string) bool {
-	var pause backoff
-	for lost := false; ; lost = true {
+	for pause := (backoff{}); ; {
 		err := box.DeleteSession(ctx, id)
 		var remote *daytona.Error
 		switch {
@@ -285,7 +285,7 @@ func (p *sessionPool) delete(ctx context.Context, box *daytona.Toolbox, id strin
 			return true
 		case errors.As(err, &remote) && (remote.NotFound() || remote.SessionMissing()):
 			p.forget(id)
-			return lost // an earlier request, whose reply was lost, did it
+			return true // an earlier request did it, whose reply was lost, or another one's
 		case errors.As(err, &remote) && !failed("run", err).Retryable:
 			return false // such as: the sandbox is not started
 		}

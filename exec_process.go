@@ -126,13 +126,17 @@ func (p *Process) Wait() (Result, error) {
 var signalName = regexp.MustCompile(`^[A-Z][A-Z0-9]{1,9}$`)
 
 // Signal sends a signal, named as kill names it ("INT", "TERM", "USR1"), to the command's process group. It fails with
-// [os.ErrProcessDone] if the command has ended. A session cannot pass on signals: that is [ErrInvalid].
+// [os.ErrProcessDone] if the command has ended, and with [ErrClosed] once the lease was given back. A session cannot pass on signals: that is [ErrInvalid].
 func (p *Process) Signal(ctx context.Context, name string) error {
 	const op = "signal"
 	if p.ended() {
 		return p.signalError(errEnded())
 	}
-	defer p.x.l.about.Begin(string(ActivityCall), op).End()
+	done, err := p.x.l.begin(op)
+	if err != nil {
+		return p.signalError(err)
+	}
+	defer done()
 	r, ok := p.x.transport.(*journalRun)
 	if !ok || !signalName.MatchString(name) {
 		return p.signalError(&Error{Kind: KindInvalid, Message: "not a signal that can be sent to this command"})
@@ -176,7 +180,8 @@ func (p *Process) signalError(err error) error {
 
 // Kill ends the command at once. On the journal transport it sends the signal KILL, and Wait returns the exit that follows.
 // On a session the command is stopped: Kill waits for that, for a few seconds at most, and Wait fails with [ErrCanceled]. If
-// it is not confirmed that it runs no more, Kill fails with [ErrUncertain]. Otherwise the errors are those of Signal.
+// it is not confirmed that it runs no more, Kill fails with [ErrUncertain], and can be tried again. Otherwise the errors are
+// those of Signal.
 func (p *Process) Kill(ctx context.Context) error {
 	if _, ok := p.x.transport.(*journalRun); ok {
 		return p.Signal(ctx, "KILL")
@@ -184,20 +189,35 @@ func (p *Process) Kill(ctx context.Context) error {
 	if p.ended() {
 		return p.signalError(errEnded())
 	}
-	p.x.abort(errKilled)
-	select {
-	case <-p.x.halted:
-		if p.x.stopConfirmed {
-			return nil
-		}
-	case <-p.done: // without a stop
-		if p.ended() {
-			return p.signalError(errEnded())
-		}
-	case <-ctx.Done():
-		return p.signalError(ctxError(ctx))
+	done, err := p.x.l.begin("signal")
+	if err != nil {
+		return p.signalError(err)
 	}
-	return p.signalError(&Error{Kind: KindUncertain, Message: "it is not confirmed that the command runs no more"})
+	defer done()
+	limit := time.NewTimer(deleteTime)
+	defer limit.Stop()
+	confirmed := false
+	select {
+	case <-p.done: // it was left to itself, or an earlier stop was not confirmed
+		confirmed = p.x.transport.stop(ctx)
+	default:
+		p.x.abort(errKilled)
+		select {
+		case <-p.x.halted:
+			confirmed = p.x.stopConfirmed
+		case <-p.done: // without a stop
+			if p.ended() {
+				return p.signalError(errEnded())
+			}
+		case <-limit.C: // a writer holds up what follows a Detach
+		case <-ctx.Done():
+			return p.signalError(ctxError(ctx))
+		}
+	}
+	if !confirmed {
+		return p.signalError(&Error{Kind: KindUncertain, Message: "it is not confirmed that the command runs no more"})
+	}
+	return nil
 }
 
 // Detach ends the observation and leaves the command alone: Wait returns what is known by then, with [ErrCanceled]. A host

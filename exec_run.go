@@ -3,7 +3,7 @@ package leasehold
 import (
 	"context"
 	"errors"
-	"strconv"
+
 	"time"
 
 	"github.com/leasehold-go/leasehold/internal/daytona"
@@ -266,7 +266,7 @@ func (x *execution) beyond() error {
 func (x *execution) noDirectory() error {
 	which := "directory"
 	if dir := x.login.Dir; dir != "" { // another host's command does not tell
-		which += " " + strconv.Quote(dir)
+		which += " " + quoted(dir)
 	}
 	return &Error{Op: x.op, Kind: KindNotFound, Message: "the command's " + which + " cannot be entered; it was not started"}
 }

@@ -308,9 +308,11 @@ func sessionLost(err error) bool {
 	return errors.As(err, &remote) && (remote.NotFound() || remote.SessionMissing())
 }
 
-// stop deletes the session, and with it the command and what descends from it, and ends the command's process group at
-// the same time: the daemon leaves those of it alone whose parents have ended. It is confirmed if both are. A command whose
-// process the log does not tell has not begun, and the deletion keeps it from that; if the log cannot be read it may have.
+// stop ends the command's process group, and then deletes the session, and with it what descends from the command: the daemon
+// leaves those of its group alone whose parents have ended, and ends the others in any order, so that a command could see an
+// end of its input that is none, because who holds its pipe is dead already. It is confirmed if both are done. A command
+// whose process the log does not tell has not begun, and the deletion keeps it from that; if the log cannot be read it may
+// have.
 func (r *sessionRun) stop(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, deleteTime)
 	defer cancel()
@@ -319,13 +321,10 @@ func (r *sessionRun) stop(ctx context.Context) bool {
 	r.deleted = id
 	r.mu.Unlock()
 	process, known := r.findProcess(ctx)
-	var group sync.WaitGroup
 	if process.ID != 0 {
-		group.Go(func() { known = r.stopGroup(ctx, process) })
+		known = r.stopGroup(ctx, process)
 	}
-	deleted := r.l.sessions.delete(ctx, r.box, id)
-	group.Wait()
-	return known && deleted
+	return r.l.sessions.delete(ctx, r.box, id) && known
 }
 
 // findProcess returns the command's process, if there is one, and whether that is known. It does not wait for the
@@ -359,9 +358,12 @@ func (r *sessionRun) findProcess(ctx context.Context) (process stream.Process, k
 	return log.Process(), true
 }
 
-// stopGroup ends the command's process group, and reports whether it is confirmed to be empty.
+// stopGroup ends the command's process group, and reports whether it is confirmed to be empty. It leaves time for the
+// deletion, which ends most commands, too.
 func (r *sessionRun) stopGroup(ctx context.Context, process stream.Process) bool {
-	stop := script.StopGroup(process.ID, process.Start)
+	ctx, cancel := context.WithTimeout(ctx, deleteTime*3/4)
+	defer cancel()
+	stop := script.Session{ID: r.id}.StopGroup(process.ID, process.Start)
 	for pause := (backoff{}); ; {
 		reply, err := r.box.ExecuteEnv(ctx, stop.Command, stop.Env, 0)
 		if err == nil {
@@ -393,7 +395,7 @@ func (r *sessionRun) settle() error {
 	if !gone && !kept {
 		r.l.sessions.discard(r.l, r.box, r.session.id)
 	}
-	if r.files && r.dispatched != DispatchedNo {
+	if r.files && r.dispatched != DispatchedNo && (r.log.Complete() || r.stopConfirmed) { // else they are swept one day
 		r.l.sessions.clear(r.l, r.box, r.sent.Remove())
 	}
 	switch {

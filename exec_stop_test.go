@@ -80,13 +80,18 @@ func TestE5AStopEndsWhatAnEndedCommandLeft(t *testing.T) {
 	})
 }
 
-// TestE5AStopIsNoEndOfTheInput stops a command that does not mind SIGTERM while it waits for more of its input, by each thing
-// that stops one.
+// TestE5AStopIsNoEndOfTheInput stops a command that does not mind SIGTERM, or whose child does not, while it waits for more of
+// its input.
 func TestE5AStopIsNoEndOfTheInput(t *testing.T) {
 	broken := errors.New("broken")
-	for name, stop := range map[string]func(cancel func(), in *io.PipeWriter){
-		"end of the context": func(cancel func(), _ *io.PipeWriter) { cancel() },
-		"failing reader":     func(_ func(), in *io.PipeWriter) { in.CloseWithError(broken) },
+	const reads = `trap "" TERM; read line; echo >"$begun"; cat >/dev/null; echo >"$ended"`
+	for name, c := range map[string]struct {
+		script string
+		stop   func(cancel func(), in *io.PipeWriter)
+	}{
+		"end of the context": {reads, func(cancel func(), _ *io.PipeWriter) { cancel() }},
+		"failing reader":     {reads, func(_ func(), in *io.PipeWriter) { in.CloseWithError(broken) }},
+		"child":              {"sh -c '" + reads + "'; echo after", func(cancel func(), _ *io.PipeWriter) { cancel() }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -100,13 +105,12 @@ func TestE5AStopIsNoEndOfTheInput(t *testing.T) {
 				defer w.Close()
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				script := "trap '' TERM; read line; echo >" + begun + "; cat >/dev/null; echo >" + ended
-				p := started(t, ctx, l, Command{Script: script, Stdin: in, Profiles: ProfilesNone})
+				p := started(t, ctx, l, Command{Script: c.script, Stdin: in, Profiles: ProfilesNone, Env: map[string]string{"begun": begun, "ended": ended}})
 				if _, err := io.WriteString(w, "line\n"); err != nil {
 					t.Fatal(err)
 				}
 				eventually(t, "it has begun", func() bool { return exists(begun) })
-				stop(cancel, w)
+				c.stop(cancel, w)
 				got, err := p.Wait()
 				if err == nil || exists(ended) {
 					t.Errorf("Wait() = %+v, %v; want an error, and that the command did not go on (it did: %t)", got, err, exists(ended))

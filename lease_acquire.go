@@ -3,7 +3,6 @@ package leasehold
 import (
 	"context"
 	"errors"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -370,7 +369,7 @@ func (a *acquisition) create(work, step context.Context) (id string, err error) 
 func (a *acquisition) wanted() string {
 	text := "a sandbox of " + a.request.origin(a.p.cfg.origin()).String()
 	if target := a.p.cfg.Target; target != "" {
-		text += " in region " + strconv.Quote(target)
+		text += " in region " + quoted(target)
 	}
 	return text
 }

@@ -2,6 +2,7 @@ package archive
 
 import (
 	"errors"
+	"fmt"
 	"path"
 	"strconv"
 	"strings"
@@ -28,7 +29,10 @@ type pattern struct {
 	dirOnly  bool
 }
 
-// NewMatcher compiles patterns. An error names each bad one.
+// maxBadPatterns is how many an error names.
+const maxBadPatterns = 10
+
+// NewMatcher compiles patterns. An error names the bad ones.
 func NewMatcher(patterns []string) (*Matcher, error) {
 	if len(patterns) == 0 {
 		return nil, nil
@@ -38,9 +42,12 @@ func NewMatcher(patterns []string) (*Matcher, error) {
 	for _, text := range patterns {
 		p, problem := parsePattern(text)
 		if problem != "" {
-			bad = append(bad, strconv.Quote(text)+" "+problem)
+			bad = append(bad, strconv.Quote(text[:min(len(text), 200)])+" "+problem)
 		}
 		m.patterns = append(m.patterns, p)
+	}
+	if n := len(bad) - maxBadPatterns; n > 0 {
+		bad = append(bad[:maxBadPatterns], fmt.Sprintf("and %d more", n))
 	}
 	if len(bad) > 0 {
 		return nil, errors.New(strings.Join(bad, "; "))

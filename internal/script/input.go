@@ -15,21 +15,18 @@ const (
 )
 
 // keeper holds the command's input open, a FIFO, until a line arrives in another one. The command does not inherit either.
-// The daemon ends the processes of a session, and those of a sandbox, in any order, with SIGTERM at first: the keeper stays
-// for as long as there is anything of the command's process group, for which its death would be an end of the input.
-const keeper = linger + `exec 5<>"$_record.k" 6<>"$_record.in" 4>"$_record.in" 6>&-
-{ trap 'linger; exit' TERM; read _line <&5; } </dev/null >/dev/null &
+// Who waits for the command sends the line when it has ended, unless it is being stopped, which leaves a note: then the
+// stop does, when nothing of the command is left that could take it for an end of the input.
+const keeper = `exec 5<>"$_record.k" 6<>"$_record.in" 4>"$_record.in" 6>&-
+{ read _line <&5; } </dev/null >/dev/null &
 exec 4>&- 5>&-
 `
 
-// linger waits until the process groups that the record tells are empty.
-const linger = `linger() {
-while read -r _word _process _rest; do
-[ "$_word" = pid ] || continue
-while kill -0 -$_process; do command sleep 0.05; done
-done <"$_record"
-}
-`
+// holdInput and releaseInput stand around what ends a command.
+const (
+	holdInput    = "if [ -p \"$_record.k\" ]; then true >\"$_record.x\"; fi\n"
+	releaseInput = "if [ -p \"$_record.k\" ]; then echo 1<>\"$_record.k\"; fi\n"
+)
 
 // feed writes a chunk, once: whoever creates its file does. The file gets a line when that is done, which a command that
 // does not read delays. A command that ends lets its writer go, which tells nevertheless what became of the chunk: the

@@ -276,7 +276,10 @@ printf 'exit %s\n' $_exit >&9
 printf %s "$_end"
 printf %s "$_end" >&6
 exec >&7 6>&-
-if [ -p "$_record.k" ]; then echo 1<>"$_record.k"; true <>"$_record.in"; fi
+if [ -p "$_record.k" ]; then
+[ -e "$_record.x" ] || echo 1<>"$_record.k"
+true <>"$_record.in"
+fi
 echo exit
 }
 
@@ -328,8 +331,8 @@ if exited || [ "$_process" ]; then break; fi
 sleep 0.05
 done
 if [ ! "$_process" ] && [ ! "$_exit" ]; then frame run; exit; fi
-if [ "$_process" ] && ! end_group; then frame alive; exit; fi
-_tries=0
+`) + holdInput + code(`if [ "$_process" ] && ! end_group; then frame alive; exit; fi
+`) + releaseInput + code(`_tries=0
 while [ -f "$_record" ] && [ $_tries -lt 10 ]; do
 if exited && [ "$_stdout_ended" ] && [ "$_stderr_ended" ]; then break; fi
 _tries=$((_tries+1))

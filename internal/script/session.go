@@ -195,7 +195,7 @@ func (s Session) Text() string {
 	if files { // and nobody has removed them
 		b.WriteString("if [ -s \"$_leasehold_r\" ]; then\necho \"exit $_leasehold_rc\" >>\"$_leasehold_r\"\n")
 		if s.Feed {
-			b.WriteString("echo 1<>\"$_leasehold_r.k\"\ntrue <>\"$_leasehold_r.in\"\n")
+			b.WriteString("[ -e \"$_leasehold_r.x\" ] || echo 1<>\"$_leasehold_r.k\"\ntrue <>\"$_leasehold_r.in\"\n")
 		}
 		b.WriteString("fi\n")
 	}

@@ -266,7 +266,7 @@ func TestAGroupIsStoppedWithItsOrphans(t *testing.T) {
 	needsProc(t)
 	eachShell(t, func(t *testing.T, argv []string) {
 		stop := func(pid int, start string) string {
-			return run(t, carried(shell(t, argv, t.TempDir()), script.StopGroup(pid, start))).Stdout
+			return run(t, carried(shell(t, argv, t.TempDir()), script.Session{ID: "x"}.StopGroup(pid, start))).Stdout
 		}
 		home, trap := t.TempDir(), ""
 		if argv[0] == "dash" {

@@ -65,8 +65,11 @@ true
 }
 `)
 
-// StopGroup returns a script that ends a process with its group, its session and its descendants, and prints [LookGone] once
-// none of them is left, else [LookAlive]. Start is the process's start time as /proc says it, empty if that is not known.
-func StopGroup(process int, start string) Script {
-	return Journal{}.script(fmt.Sprintf("exec 2>/dev/null\nif [ \"${ZSH_VERSION-}\" ]; then emulate sh; fi\n_process=%d _birth=%s\n%sif end_group; then echo gone; else echo alive; fi\n", process, start, stopGroup))
+// StopGroup returns a script that ends a command's process with its group, its session and its descendants, and prints
+// [LookGone] once none of them is left, else [LookAlive]. Start is the process's start time as /proc says it, empty if that is
+// not known.
+func (s Session) StopGroup(process int, start string) Script {
+	j := Journal{ID: s.ID}
+	return j.script(j.open(Wait{}, 0) + fmt.Sprintf("_process=%d _birth=%s\n", process, Quote(start)) + stopGroup +
+		holdInput + "if end_group; then\n" + releaseInput + "echo gone\nelse echo alive; fi\n")
 }

@@ -242,7 +242,7 @@ $("run").addEventListener("submit", (e) => {
     const request = { id: crypto.randomUUID(), script };
     const path = `/v1/leases/${chosen}/commands`;
     const response = await call("POST", path, request).catch((error) => {
-      if (error.status) throw error;
+      if (error.status || error.stale) throw error;
       return call("POST", path, request);
     });
     const command = await response.json();
