@@ -457,6 +457,25 @@ func rested(t *testing.T, l *Lease) {
 	})
 }
 
+// exitsRecorded waits until the daemon has recorded the exit of the last command of each idle session, of which there is one.
+func exitsRecorded(t *testing.T, l *Lease) {
+	t.Helper()
+	rested(t, l)
+	eventually(t, "the exits are recorded", func() bool {
+		l.sessions.mu.Lock()
+		defer l.sessions.mu.Unlock()
+		for _, s := range l.sessions.idle {
+			if s.last == "" {
+				continue
+			}
+			if c, err := l.resolved().Command(t.Context(), s.id, s.last); err != nil || c.ExitCode == nil {
+				return false
+			}
+		}
+		return true
+	})
+}
+
 // age makes the lease's idle sessions old enough to be looked at.
 func age(l *Lease) {
 	l.sessions.mu.Lock()

@@ -299,11 +299,11 @@ func TestALookTellsWhetherAShellLives(t *testing.T) {
 
 func TestADaemonOfAProfileDoesNotHoldTheSession(t *testing.T) {
 	r, l := execRig(t, TransportSession)
-	mustRun(t, l, Command{Profiles: ProfilesNone, Script: `echo 'sleep 20 &' >"$HOME/.profile"`}, finished(0, "", ""))
-	rested(t, l)
+	mustRun(t, l, Command{Profiles: ProfilesNone, Script: `echo 'sleep 600 &' >"$HOME/.profile"`}, finished(0, "", ""))
+	exitsRecorded(t, l)
 	for range 4 {
 		mustRun(t, l, Command{Args: []string{"true"}}, finished(0, "", ""))
-		rested(t, l)
+		exitsRecorded(t, l)
 	}
 	if n := r.count()["POST /toolbox/*/process/session"]; n != 1 {
 		t.Errorf("%d sessions, want 1", n)
