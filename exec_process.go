@@ -126,7 +126,8 @@ func (p *Process) Wait() (Result, error) {
 var signalName = regexp.MustCompile(`^[A-Z][A-Z0-9]{1,9}$`)
 
 // Signal sends a signal, named as kill names it ("INT", "TERM", "USR1"), to the command's process group. It fails with
-// [os.ErrProcessDone] if the command has ended, and with [ErrClosed] once the lease was given back. A session cannot pass on signals: that is [ErrInvalid].
+// [os.ErrProcessDone] if the command has ended, and with [ErrClosed] once the lease was given back. A session cannot pass on
+// signals: that is [ErrInvalid].
 func (p *Process) Signal(ctx context.Context, name string) error {
 	const op = "signal"
 	if p.ended() {
@@ -158,11 +159,12 @@ func (p *Process) Signal(ctx context.Context, name string) error {
 	}
 }
 
-// ended reports that the command is known not to run any more. Its observation may have ended before.
+// ended reports that the command is known not to run any more. Its observation may have ended without that: it was left to
+// itself, or a stop was tried and not confirmed.
 func (p *Process) ended() bool {
 	select {
 	case <-p.done:
-		return p.result.Exited || p.result.StopConfirmed || p.result.Dispatched == DispatchedNo
+		return p.result.Exited || p.result.StopConfirmed || p.result.Dispatched == DispatchedNo || !p.x.left && !p.x.stopped
 	default:
 		return false
 	}
@@ -194,30 +196,39 @@ func (p *Process) Kill(ctx context.Context) error {
 		return p.signalError(err)
 	}
 	defer done()
-	limit := time.NewTimer(deleteTime)
-	defer limit.Stop()
-	confirmed := false
-	select {
-	case <-p.done: // it was left to itself, or an earlier stop was not confirmed
-		confirmed = p.x.transport.stop(ctx)
-	default:
-		p.x.abort(errKilled)
-		select {
-		case <-p.x.halted:
-			confirmed = p.x.stopConfirmed
-		case <-p.done: // without a stop
-			if p.ended() {
-				return p.signalError(errEnded())
-			}
-		case <-limit.C: // a writer holds up what follows a Detach
-		case <-ctx.Done():
-			return p.signalError(ctxError(ctx))
-		}
-	}
-	if !confirmed {
+	confirmed, err := p.stop(ctx)
+	switch {
+	case err != nil:
+		return p.signalError(err)
+	case !confirmed:
 		return p.signalError(&Error{Kind: KindUncertain, Message: "it is not confirmed that the command runs no more"})
 	}
 	return nil
+}
+
+// stop ends a session's command, and reports whether that is confirmed.
+func (p *Process) stop(ctx context.Context) (confirmed bool, err error) {
+	select {
+	case <-p.done: // the session is still the command's, see ended
+		return p.x.transport.stop(ctx), nil
+	default:
+	}
+	p.x.abort(errKilled)
+	limit := time.NewTimer(deleteTime)
+	defer limit.Stop()
+	select {
+	case <-p.x.halted:
+		return p.x.stopConfirmed, nil
+	case <-p.done: // without a stop
+		if p.ended() {
+			return false, errEnded()
+		}
+		return false, nil
+	case <-limit.C: // a writer holds up what follows a Detach
+		return false, nil
+	case <-ctx.Done():
+		return false, ctxError(ctx)
+	}
 }
 
 // Detach ends the observation and leaves the command alone: Wait returns what is known by then, with [ErrCanceled]. A host

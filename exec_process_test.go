@@ -170,6 +170,28 @@ func TestKillThatIsNotConfirmed(t *testing.T) {
 	})
 }
 
+// TestE4KillingWhatNeverBeganHarmsNobody kills a command that had no directory, whose session is another command's by then.
+func TestE4KillingWhatNeverBeganHarmsNobody(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		p, err := l.Executor().Start(t.Context(), Command{Args: []string{"true"}, Dir: "no/such"}.on(l))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = p.Wait()
+		wantError(t, err, KindNotFound)
+		g := newGate(t)
+		next := started(t, t.Context(), l, Command{Script: "echo ready; " + g.wait() + "exit 3"})
+		if err := p.Kill(t.Context()); !errors.Is(err, os.ErrProcessDone) {
+			t.Errorf("Kill() = %v, want that it is done", err)
+		}
+		g.open(t)
+		if got, err := next.Wait(); err != nil || got.ExitCode != 3 {
+			t.Errorf("Wait() of the next command = %+v, %v; want exit 3", got, err)
+		}
+	})
+}
+
 func TestSignalAfterTheEndOfALease(t *testing.T) {
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		r, l := execRig(t, tr)
