@@ -61,6 +61,9 @@ func TestConfigProblems(t *testing.T) {
 		{"image with a newline", func(c *Config) { c.Image = "debian\nRUN rm -rf /" }, "Config.Image"},
 		{"image that is not UTF-8", func(c *Config) { c.Image = "a\xff" }, "Config.Image"},
 		{"snapshot beyond any name", func(c *Config) { c.Snapshot = strings.Repeat("x", 4097) }, "Config.Snapshot"},
+		{"image with a password", func(c *Config) { c.Image = "https://user:hunter2@registry.example/a" }, "Config.Image"},
+		{"image with a password, and no scheme", func(c *Config) { c.Image = "user:hunter2@registry.example/a" }, "Config.Image"},
+		{"image by digest", func(c *Config) { c.Image = "registry.example:5000/a/b@sha256:0123" }, ""},
 		{"image and snapshot", func(c *Config) { c.Image, c.Snapshot = "debian", "small" }, "Config.Image"},
 		{"resources with an image", func(c *Config) { c.Image, c.Resources.CPU = "debian", 2 }, ""},
 		{"resources with a snapshot", func(c *Config) { c.Snapshot, c.Resources.CPU = "small", 2 }, "Config.Resources"},
@@ -101,6 +104,9 @@ func TestConfigProblems(t *testing.T) {
 			c := valid
 			tt.change(&c)
 			err := c.Validate()
+			if err != nil && strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("S1: a password in %v", err)
+			}
 			var e *Error
 			switch {
 			case tt.field == "" && err != nil:

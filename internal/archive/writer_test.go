@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/fstest"
@@ -311,5 +312,9 @@ func TestExcludePatterns(t *testing.T) {
 	const want = `"[" is malformed; "!keep" is a negation, which is not supported`
 	if _, err := NewMatcher([]string{"[", "good", "!keep"}); err == nil || err.Error() != want {
 		t.Errorf("NewMatcher() of several bad patterns = %v, want %s", err, want)
+	}
+	_, err := NewMatcher(slices.Repeat([]string{"[" + strings.Repeat("x", 1000)}, 1000))
+	if err == nil || !strings.HasSuffix(err.Error(), "; and 990 more") || len(err.Error()) > 3000 {
+		t.Errorf("NewMatcher() of 1,000 bad patterns = %v, want ten of them, cut off", err)
 	}
 }

@@ -27,10 +27,20 @@ async function call(method, path, body, options = {}) {
   if (response.status === 401 && !stale()) signOut("The token was not accepted.");
   if (stale()) {
     response.body?.cancel();
-    throw Object.assign(new Error("Signed out."), { stale: true });
+    throw signedOut();
   }
   const problem = await response.json().catch(() => ({}));
   throw Object.assign(new Error(problem.detail ?? `The service answered ${response.status}.`), { status: response.status, stale: stale() });
+}
+
+const signedOut = () => Object.assign(new Error("Signed out."), { stale: true });
+
+// ask is call for an answer that is JSON, and whole.
+async function ask(method, path, body) {
+  const token = sessionStorage.token;
+  const answer = await (await call(method, path, body)).json();
+  if (sessionStorage.token !== token) throw signedOut();
+  return answer;
 }
 
 // attempt does what the user asked for, and says so if it fails.
@@ -59,11 +69,8 @@ function signOut(why = "") {
 
 async function refresh() {
   if (!sessionStorage.token) return signOut($("notice").textContent);
-  const token = sessionStorage.token;
   try {
-    const ask = async (path) => (await call("GET", path)).json();
-    const [list, report] = await Promise.all([ask("/v1/leases"), ask("/v1/idle")]);
-    if (sessionStorage.token !== token) return;
+    const [list, report] = await Promise.all([ask("GET", "/v1/leases"), ask("GET", "/v1/idle")]);
     leases = list.leases;
     $("idle").textContent = report.idle ? "idle" : `${report.active.length} active`;
   } catch (error) {
@@ -139,7 +146,7 @@ async function choose(id) {
   show();
   $("history").replaceChildren();
   if (!$("command").disabled) $("command").focus();
-  const { commands } = await (await call("GET", `/v1/leases/${id}/commands`)).json();
+  const { commands } = await ask("GET", `/v1/leases/${id}/commands`);
   if (chosen !== id) return;
   for (const command of commands) remember(command);
   if (commands.length) watch(commands.at(-1).id);
@@ -222,7 +229,7 @@ $("sign-in").addEventListener("submit", (e) => {
 });
 $("sign-out").addEventListener("click", () => signOut());
 $("create").addEventListener("click", () => attempt(async () => {
-  const lease = await (await call("POST", "/v1/leases", {})).json();
+  const lease = await ask("POST", "/v1/leases", {});
   await refresh();
   await choose(lease.id);
 }, $("create")));
@@ -241,11 +248,10 @@ $("run").addEventListener("submit", (e) => {
     // The id is ours: if the answer is lost, asking again starts nothing twice.
     const request = { id: crypto.randomUUID(), script };
     const path = `/v1/leases/${chosen}/commands`;
-    const response = await call("POST", path, request).catch((error) => {
+    const command = await ask("POST", path, request).catch((error) => {
       if (error.status || error.stale) throw error;
-      return call("POST", path, request);
+      return ask("POST", path, request);
     });
-    const command = await response.json();
     remember(command);
     watch(command.id);
     $("command").select();
