@@ -168,7 +168,7 @@ func TestBwrap(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Run("group", func(t *testing.T) {
-		for name, f := range map[string]func(*testing.T, *rig, *Lease, Transport){
+		for name, f := range fewer(map[string]func(*testing.T, *rig, *Lease, Transport){
 			"a write that survives":                testBwrapWrites,
 			"what the command sees":                testBwrapView,
 			"exits and streams":                    testBwrapExits,
@@ -181,7 +181,7 @@ func TestBwrap(t *testing.T) {
 			"switched off":                         testBwrapOff,
 			"a start-up file that ends by itself":  testBwrapProfiles,
 			"a process group, which takes signals": testBwrapSignal,
-		} {
+		}) {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				eachTransport(t, func(t *testing.T, tr Transport) {
@@ -416,6 +416,7 @@ func fake(t *testing.T, program, text string) {
 }
 
 func TestBwrapProbe(t *testing.T) {
+	notRaced(t)
 	if !asUser(t, "-test.run=^TestBwrapProbe$", "-test.v") {
 		return
 	}

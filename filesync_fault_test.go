@@ -447,6 +447,7 @@ func TestKilledHost(t *testing.T) {
 }
 
 func TestF2HostKilledInATransfer(t *testing.T) {
+	notRaced(t)
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
 	local := t.TempDir()

@@ -179,7 +179,7 @@ func TestF2TerminalThatFails(t *testing.T) {
 	before := tree(t, host)
 	small := filepath.Join(t.TempDir(), "small")
 	tinyDisk(t, small, "1m")
-	for name, tc := range map[string]struct {
+	for name, tc := range fewer(map[string]struct {
 		faults  []emulator.Fault
 		options ExportOptions
 		dest    string
@@ -197,7 +197,7 @@ func TestF2TerminalThatFails(t *testing.T) {
 		"the host has no room":    {options: ExportOptions{Reserve: -1}, dest: small, want: KindIO},
 		"the host has few bytes":  {options: ExportOptions{Reserve: 512 << 10}, dest: small, want: KindLimit},
 		"more than was permitted": {options: ExportOptions{MaxBytes: 4 << 20}, want: KindLimit},
-	} {
+	}) {
 		t.Run(name, func(t *testing.T) {
 			r.server.SetFaults(tc.faults...)
 			defer r.server.SetFaults()

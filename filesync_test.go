@@ -620,6 +620,7 @@ func manyFiles(t testing.TB, dir string, count, size int) {
 }
 
 func TestF3MemoryDoesNotGrowWithTheTransfer(t *testing.T) {
+	notRaced(t)
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
 	host := t.TempDir()

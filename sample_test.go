@@ -50,6 +50,15 @@ func sampledOf[C any](t *testing.T, oneIn int, cases []C, kind func(C) string) [
 	return taken
 }
 
+// notRaced skips a test of what happens elsewhere than in this process, or of its memory, of which the race detector says
+// nothing.
+func notRaced(t *testing.T) {
+	t.Helper()
+	if raced && !long() {
+		t.Skip("the race detector has nothing to say of it")
+	}
+}
+
 // fewer returns one in four of the cases of a table under the race detector, and else all: for cases that differ in what
 // happens in the sandbox, of which the race detector says nothing.
 func fewer[C any](cases map[string]C) map[string]C {
