@@ -76,11 +76,14 @@ type commandResult struct {
 func outputFile(dir string) string { return filepath.Join(dir, "output") }
 
 // newCommand makes room for a command, once for each id.
-func (l *lease) newCommand(q commandRequest, digest string, limit int64) (_ *command, made bool, err error) {
+func (l *lease) newCommand(q commandRequest, digest string, limits limits) (_ *command, made bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if c := l.commands[q.ID]; c != nil {
 		return c, false, nil
+	}
+	if len(l.commands) >= limits.history {
+		return nil, false, errHistory
 	}
 	c := &command{dir: filepath.Join(l.dir, "commands", q.ID), changed: make(chan struct{}), ended: make(chan struct{})}
 	c.record = commandRecord{
@@ -89,7 +92,7 @@ func (l *lease) newCommand(q commandRequest, digest string, limit int64) (_ *com
 	if err := os.Mkdir(c.dir, 0o700); err != nil {
 		return nil, false, err
 	}
-	if c.log, err = openLog(outputFile(c.dir), limit); err == nil {
+	if c.log, err = openLog(outputFile(c.dir), limits.output); err == nil {
 		err = errors.Join(syncDir(filepath.Dir(c.dir)), c.save())
 	}
 	if err != nil {
@@ -218,6 +221,9 @@ func (w *streamWriter) Write(p []byte) (int, error) {
 	c := w.command
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.log == nil {
+		return 0, os.ErrClosed
+	}
 	if err := c.log.append(w.stream, p); err != nil {
 		return 0, err
 	}

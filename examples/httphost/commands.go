@@ -74,7 +74,7 @@ func (s *service) startCommand(w http.ResponseWriter, r *http.Request, t *tenant
 	if !t.commands.take() {
 		return tooMany("running commands")
 	}
-	c, made, err := l.newCommand(request, digest, s.limits.output)
+	c, made, err := l.newCommand(request, digest, s.limits)
 	if err != nil || !made { // asked for twice at the same time
 		t.commands.free()
 		if err != nil {
@@ -103,19 +103,26 @@ func (s *service) start(l *lease, c *command, on *leasehold.Executor, q commandR
 		c.finish(commandUnknown, leasehold.Result{}, err)
 		return err
 	}
-	err = c.observe(process)
+	// The slot is free before anybody is told of the end: who knows of it may start the next one.
+	if err := s.watch(c, process, true, t.commands.free); err != nil { // without its reference nobody could go on with it
+		return errors.Join(err, process.Kill(s.commands))
+	}
+	return nil
+}
+
+// watch observes a command in the background until its end, or until the service lets go of it. ended is called before the
+// end can be seen. The error is that its reference was not written down.
+func (s *service) watch(c *command, p *leasehold.Process, fresh bool, ended func()) error {
+	err := c.observe(p)
 	s.background.Go(func() {
-		state, result, err := c.outcome(process, true)
-		t.commands.free() // before anybody is told: who knows of the end may start the next one
+		state, result, err := c.outcome(p, fresh)
+		ended()
 		c.finish(state, result, err)
 	})
 	if s.keeping.Load() { // the others were let go of before this one was there
 		c.detach()
 	}
-	if err != nil { // without its reference nobody could go on with it
-		return errors.Join(err, process.Kill(s.commands))
-	}
-	return nil
+	return err
 }
 
 // again answers a request for a command that there is.
@@ -211,7 +218,7 @@ func (s *service) attach(l *lease, on *leasehold.Lease) {
 		_, record, _ := c.progress()
 		from, open := c.offsets()
 		switch {
-		case !open || c.observed() != nil:
+		case record.State != commandDetached || !open:
 			continue
 		case record.Ref == nil: // the process was killed while it started the command
 			c.finish(commandUnknown, leasehold.Result{}, errUnrecorded)
@@ -222,10 +229,9 @@ func (s *service) attach(l *lease, on *leasehold.Lease) {
 		})
 		switch failed, ok := errors.AsType[*leasehold.Error](err); {
 		case err == nil:
-			if err := c.observe(process); err != nil {
+			if err := s.watch(c, process, false, func() {}); err != nil {
 				s.log.Error("a command cannot be written down", "err", err)
 			}
-			s.background.Go(func() { c.finish(c.outcome(process, false)) })
 		case ok && (failed.Retryable || failed.Kind == leasehold.KindCanceled || failed.Kind == leasehold.KindNotRunning):
 			s.log.Warn("a command cannot be observed", "lease", l.id(), "err", err) // the next resume tries again
 		default:

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -28,7 +29,9 @@ func invalid(detail string) error             { return refusal(http.StatusBadReq
 
 var (
 	errUnauthorized = &problem{Status: http.StatusUnauthorized, Detail: "a valid bearer token is needed"}
+	errBody         = &problem{Status: http.StatusBadRequest, Detail: "a GET has no body here"}
 	errNoLease      = refusal(http.StatusNotFound, "there is no such lease")
+	errHistory      = refusal(http.StatusTooManyRequests, "the lease has had as many commands as it may")
 	errNoCommand    = refusal(http.StatusNotFound, "there is no such command")
 	errEnding       = &problem{Status: http.StatusServiceUnavailable, Detail: "the service is ending", Retryable: true, retryAfter: 5 * time.Second}
 )
@@ -63,7 +66,7 @@ func problemOf(err error) *problem {
 	}
 	if failed, ok := errors.AsType[*leasehold.Error](err); ok {
 		return &problem{
-			Status: statuses[failed.Kind], Detail: failed.Error(), Kind: failed.Kind, Dispatched: failed.Dispatched,
+			Status: cmp.Or(statuses[failed.Kind], http.StatusBadGateway), Detail: failed.Error(), Kind: failed.Kind, Dispatched: failed.Dispatched,
 			Retryable: failed.Retryable, retryAfter: failed.RetryAfter,
 		}
 	}

@@ -58,7 +58,7 @@ func (s *service) events(w http.ResponseWriter, r *http.Request, t *tenant) erro
 
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no") // or proxies hold it back
-	stream := eventStream{timedResponse(w)}
+	stream := eventStream{w, http.NewResponseController(w)}
 	// A client that takes nothing, or has gone, is noticed by its writes and by its context; there is nobody to tell.
 	_ = stream.follow(r, c, logReader{file: file, from: from})
 	return nil
@@ -79,7 +79,10 @@ func parseEventID(id string) (leasehold.Offsets, error) {
 
 func eventID(o leasehold.Offsets) string { return fmt.Sprintf("%d-%d", o.Stdout, o.Stderr) }
 
-type eventStream struct{ timedWriter }
+type eventStream struct {
+	http.ResponseWriter
+	connection *http.ResponseController
+}
 
 // follow sends what there is, and then what comes, until the command has ended.
 func (e eventStream) follow(r *http.Request, c *command, log logReader) error {

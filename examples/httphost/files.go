@@ -59,7 +59,7 @@ func (s *service) download(w http.ResponseWriter, r *http.Request, t *tenant) er
 	if err != nil {
 		return err
 	}
-	archive := &archiveWriter{timedWriter: timedResponse(w)}
+	archive := &archiveWriter{ResponseWriter: w}
 	_, err = bound.Exporter().Tar(r.Context(), dir, archive, leasehold.ExportOptions{MaxBytes: s.limits.download})
 	if err != nil && archive.begun {
 		s.log.Warn("a download was cut short", "lease", r.PathValue("lease"), "err", err)
@@ -70,7 +70,7 @@ func (s *service) download(w http.ResponseWriter, r *http.Request, t *tenant) er
 
 // archiveWriter is a response that begins with the first byte of its archive: until then an error can be answered.
 type archiveWriter struct {
-	timedWriter
+	http.ResponseWriter
 	begun bool
 }
 
@@ -80,5 +80,5 @@ func (w *archiveWriter) Write(p []byte) (int, error) {
 		w.Header().Set("Content-Type", "application/x-tar")
 		w.Header().Set("Content-Disposition", `attachment; filename="files.tar"`)
 	}
-	return w.timedWriter.Write(p)
+	return w.ResponseWriter.Write(p)
 }

@@ -127,11 +127,8 @@ func (s *service) resume(ctx context.Context, l *lease) error {
 	case err != nil:
 		return errors.Join(err, l.set(leaseUnverified, problemOf(err).Detail))
 	}
-	if err := l.set(leaseActive, ""); err != nil {
-		return err
-	}
-	s.attach(l, resumed)
-	return nil
+	s.attach(l, resumed) // while nobody else can
+	return l.set(leaseActive, "")
 }
 
 // goOn resumes, in the background, what an earlier process had in use. Until then it is not this process's, and after

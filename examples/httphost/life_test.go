@@ -1,11 +1,18 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"io"
+	"log/slog"
 	"net/http"
+	"os"
+	"path"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/leasehold-go/leasehold"
 )
 
 func (c client) leases() []leaseView {
@@ -124,7 +131,7 @@ func TestTokens(t *testing.T) {
 func TestLimits(t *testing.T) {
 	t.Parallel()
 	h := startHost(t, func(l *limits) {
-		l.leases, l.commands, l.streams, l.body, l.upload, l.output = 1, 1, 1, 1000, 10_000, 5000
+		l.leases, l.commands, l.history, l.streams, l.body, l.upload, l.output = 1, 1, 2, 1, 1000, 10_000, 5000
 	})
 	c := h.client(t)
 	lease := c.acquire()
@@ -148,11 +155,78 @@ func TestLimits(t *testing.T) {
 	c.want(429, "GET", command+"/events", nil)
 	_ = response.Body.Close()
 	c.want(204, "POST", command+"/signal", signalRequest{"KILL"})
+	c.follow(command, "", nil)
+	c.want(429, "POST", lease+"/commands", commandRequest{Script: "true"}) // as many as it may have had
+	c.want(200, "DELETE", lease, nil)
+	c.acquire()
 
 	other := client{t, h.url, otherToken} // whose limits are its own
 	end, stdout, _ := other.run(other.acquire(), "head -c 4000 /dev/zero; sleep 0.3; head -c 4000 /dev/zero; exec sleep 600")
 	if end.State != commandStopped || end.Result.Kind != "limit" || len(stdout) > 5000 {
 		t.Errorf("a command that writes too much = %+v after %d bytes, want stopped within 5000", end, len(stdout))
+	}
+}
+
+// hook is a log that calls a function with each message.
+type hook struct {
+	slog.Handler
+	f func(message string)
+}
+
+func (h hook) Handle(_ context.Context, r slog.Record) error {
+	h.f(r.Message)
+	return nil
+}
+
+// TestAResumeAttachesAlone: a lease is not active, and so cannot be resumed again, before its commands are attached to, each
+// once; and one that this process is about to start is left alone.
+func TestAResumeAttachesAlone(t *testing.T) {
+	t.Parallel()
+	h := startHost(t, nil)
+	c := h.client(t)
+	lease := c.acquire()
+	l, err := h.leases.of(h.tenants[0], path.Base(lease))
+	if err != nil {
+		t.Fatal(err)
+	}
+	bound, err := l.use(h.provider)
+	if err != nil {
+		t.Fatal(err)
+	}
+	process, err := bound.Executor().Start(t.Context(), leasehold.Command{Script: "true"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := process.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	starting, _, err := l.newCommand(commandRequest{ID: "starting"}, "", h.limits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	left, _, err := l.newCommand(commandRequest{ID: "left"}, "", h.limits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	left.record.State, left.record.Ref = commandDetached, new(process.Ref())
+	h.endCommands() // so that what is attached to says so
+	var states []leaseState
+	h.log = slog.New(hook{slog.NewTextHandler(io.Discard, nil), func(message string) {
+		if message == "a command cannot be observed" {
+			states = append(states, l.state())
+		}
+	}})
+	c.want(200, "POST", lease+"/resume", nil)
+	if !slices.Equal(states, []leaseState{leaseResuming}) || l.state() != leaseActive {
+		t.Errorf("the lease was %q while one command was attached to, and then %q, want resuming, and active", states, l.state())
+	}
+	if got := starting.view().State; got != commandStarting {
+		t.Errorf("a command on its way is %s after a resume, want starting", got)
+	}
+	starting.finish(commandUnknown, leasehold.Result{}, nil)
+	left.finish(commandUnknown, leasehold.Result{}, nil)
+	if _, err := left.stream(streamOut).Write([]byte("late")); !errors.Is(err, os.ErrClosed) {
+		t.Errorf("what comes after the end is taken with %v, want ErrClosed", err)
 	}
 }
 

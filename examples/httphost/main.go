@@ -10,14 +10,21 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"syscall"
 	"time"
 )
 
-// shutdownTime bounds the end of the service: what takes longer is left to the durable list, and to the next process.
-const shutdownTime = 2 * time.Minute
+const (
+	// drainTime bounds what is left of the requests once all were told to end: more than a client is waited for. Then their
+	// connections are cut.
+	drainTime = writeTime + 15*time.Second
+	// shutdownTime bounds the giving back, and the end of the provider: what takes longer is left to the durable list, and to
+	// the next process.
+	shutdownTime = 2 * time.Minute
+)
 
 type options struct {
 	listen string
@@ -95,20 +102,30 @@ func run(ctx context.Context, o options, stderr io.Writer) (err error) {
 	case <-ctx.Done():
 	}
 
-	ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTime)
-	defer cancel()
-	s.stopWork(o.keep)
-	if shutdown := server.Shutdown(ending); shutdown != nil {
-		err = errors.Join(err, shutdown, server.Close())
-	}
-	s.background.Wait()
-	if !o.keep {
-		err = errors.Join(err, s.giveBackAll(ending))
-		if _, sweep := sweeper.Sweep(ending); sweep != nil { // what failed half-way, once more
-			err = errors.Join(err, sweep)
-		}
-	}
+	err = errors.Join(err, s.shutDown(server, o.keep, func(ctx context.Context) error {
+		_, err := sweeper.Sweep(ctx)
+		return err
+	}))
 	endSweeping()
 	<-swept
 	return err
+}
+
+// shutDown ends the work and the requests, and then, unless all is kept, gives the leases back, for which no client can use
+// up the time. sweep tries once more what failed half-way.
+func (s *service) shutDown(server *http.Server, keep bool, sweep func(context.Context) error) error {
+	s.stopWork(keep)
+	draining, drained := context.WithTimeout(context.Background(), drainTime)
+	defer drained()
+	if err := server.Shutdown(draining); err != nil {
+		s.log.Warn("the connections of requests that do not end are cut", "err", err)
+		_ = server.Close()
+	}
+	s.background.Wait()
+	if keep {
+		return nil
+	}
+	ending, ended := context.WithTimeout(context.Background(), shutdownTime)
+	defer ended()
+	return errors.Join(s.giveBackAll(ending), sweep(ending))
 }

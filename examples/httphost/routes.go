@@ -63,14 +63,14 @@ func (s *service) handler() http.Handler {
 			}
 		})
 	}
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return onTime(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h.Set("Content-Security-Policy", policy)
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Referrer-Policy", "no-referrer")
 		h.Set("Cache-Control", "no-store")
 		mux.ServeHTTP(w, r)
-	})
+	}))
 }
 
 //go:embed openapi.json page

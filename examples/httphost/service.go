@@ -47,7 +47,7 @@ func newService(p leasehold.Provider, dir string, tenants tenants, l limits, log
 }
 
 // server returns the HTTP server of the service. Its bounds are those of a server that strangers can reach: headers in time,
-// bodies in time (see timed), no connection without end.
+// bodies and responses in time (see onTime), no connection without end.
 func (s *service) server() *http.Server {
 	return &http.Server{
 		Handler:           s.handler(),
@@ -135,8 +135,31 @@ func (s *service) decode(w http.ResponseWriter, r *http.Request, value any) erro
 	return invalid("the body is not the JSON that this takes")
 }
 
-// readTime is how long a client may send nothing of a body.
-const readTime = 30 * time.Second
+const (
+	// readTime is how long a client may send nothing of a body.
+	readTime = 30 * time.Second
+	// writeTime is how long a client may take nothing of what it is sent. It is longer than readTime: the server waits for
+	// what a handler leaves of a body, and then sends the answer.
+	writeTime = readTime + 15*time.Second
+)
+
+// onTime gives each request a clock. What a handler leaves of a body is read by the server itself, by that clock; a handler
+// that reads it uses timed.
+func onTime(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		response := timedWriter{w, http.NewResponseController(w)}
+		if r.Body == http.NoBody {
+			next.ServeHTTP(response, r)
+			return
+		}
+		_ = response.connection.SetReadDeadline(time.Now().Add(readTime))
+		if r.Method == http.MethodGet { // its response may take long, and the clock of its body would end that
+			writeProblem(response, errBody)
+			return
+		}
+		next.ServeHTTP(response, r)
+	})
+}
 
 // timed returns the body of a request, of at most limit bytes, which fails when the client sends nothing for a while.
 func (s *service) timed(w http.ResponseWriter, r *http.Request, limit int64) io.Reader {
@@ -153,24 +176,25 @@ func (t timedReader) Read(p []byte) (int, error) {
 		return 0, err
 	}
 	n, err := t.body.Read(p)
-	if err != nil { // at the end, too: then the server reads on, to notice if the client goes away
+	if errors.Is(err, io.EOF) { // now the server reads on, to notice if the client goes away
 		_ = t.connection.SetReadDeadline(time.Time{})
 	}
 	return n, err
 }
 
-// writeTime is how long a client may take nothing of what it is sent.
-const writeTime = 30 * time.Second
-
-// timedWriter writes a response that may take long, and fails when the client takes nothing of it for a while. The server
+// timedWriter writes a response, however long it takes, and fails when the client takes nothing of it for a while. The server
 // itself takes the deadline back when the response has ended.
 type timedWriter struct {
 	http.ResponseWriter
 	connection *http.ResponseController
 }
 
-func timedResponse(w http.ResponseWriter) timedWriter {
-	return timedWriter{w, http.NewResponseController(w)}
+// Unwrap is how [http.ResponseController] finds the connection.
+func (t timedWriter) Unwrap() http.ResponseWriter { return t.ResponseWriter }
+
+func (t timedWriter) WriteHeader(status int) {
+	_ = t.connection.SetWriteDeadline(time.Now().Add(writeTime))
+	t.ResponseWriter.WriteHeader(status)
 }
 
 func (t timedWriter) Write(p []byte) (int, error) {

@@ -200,14 +200,30 @@ func TestACommandOutlivesTheService(t *testing.T) {
 	first.stopWork(true)
 	first.background.Wait()
 
+	l, err := first.leases.of(first.tenants[0], path.Base(lease))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.set(leaseStopped, ""); err != nil { // so that the next one does not resume it by itself
+		t.Fatal(err)
+	}
+	late := startHostOn(t, p, dir, nil) // ends while it attaches
+	if l, err = late.leases.of(late.tenants[0], path.Base(lease)); err != nil {
+		t.Fatal(err)
+	}
+	late.stopWork(true)
+	if err := late.resume(t.Context(), l); err != nil {
+		t.Fatal(err)
+	}
+	late.background.Wait()
+	if got := l.find(path.Base(command)).view().State; got != commandDetached {
+		t.Errorf("the command is %s, want to be let go of", got)
+	}
+
 	second := startHostOn(t, p, dir, nil)
 	c = second.client(t)
 	response := c.send("GET", command+"/events", nil, "Last-Event-ID", had.last)
 	defer func() { _ = response.Body.Close() }()
-	l, err := second.leases.of(second.tenants[0], path.Base(lease))
-	if err != nil {
-		t.Fatal(err)
-	}
 	bound, err := p.Bind(l.ref())
 	if err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 type limits struct {
 	leases   int   // that a tenant has
 	commands int   // of a tenant, running
+	history  int   // commands of a lease, those that have ended included
 	streams  int   // of events, to a tenant
 	body     int64 // bytes of a JSON request
 	upload   int64 // bytes of an archive
@@ -22,7 +23,7 @@ type limits struct {
 }
 
 var defaultLimits = limits{
-	leases: 20, commands: 8, streams: 32, body: 1 << 20, upload: 4 << 30, download: 4 << 30, output: 256 << 20,
+	leases: 20, commands: 8, history: 100, streams: 32, body: 1 << 20, upload: 4 << 30, download: 4 << 30, output: 256 << 20,
 }
 
 // tenant is a user of the service. Tenants see nothing of each other.

@@ -100,6 +100,90 @@ func TestAClientThatSendsNothingIsCut(t *testing.T) {
 	})
 }
 
+// TestAStrangerHoldsNoConnection: neither by a body that no handler reads, or none reads to its end, nor by taking nothing of
+// the answers.
+func TestAStrangerHoldsNoConnection(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tenants, _, err := parseTenants(tokens, defaultLimits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := newService(nil, t.TempDir(), tenants, limits{body: 10}, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := inMemory(t, s.server())
+		token := "Authorization: Bearer " + acmeToken + "\r\n"
+		for _, c := range []struct {
+			request string
+			status  string
+		}{
+			{"POST /v1/leases HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n", "401"},
+			{"POST /nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n", "404"},
+			{"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\n\r\n", "400"},
+			{"POST /v1/leases HTTP/1.1\r\nHost: x\r\n" + token + "Transfer-Encoding: chunked\r\n\r\n10\r\n{\"run\":\"12345678\r\n", "413"},
+		} {
+			conn := m.dial()
+			began := time.Now()
+			_, _ = io.WriteString(conn, c.request)
+			answer, _ := io.ReadAll(conn)
+			if got := time.Since(began); got > readTime || !strings.HasPrefix(string(answer), "HTTP/1.1 "+c.status) {
+				t.Errorf("%.30q was answered with %.30q and cut after %s, want %s within %s", c.request, answer, got, c.status, readTime)
+			}
+			_ = conn.Close()
+		}
+		deaf := m.dial()
+		_, _ = io.WriteString(deaf, "GET /app.js HTTP/1.1\r\nHost: x\r\n\r\n")
+		time.Sleep(writeTime + time.Second)
+		if rest, _ := io.ReadAll(deaf); len(rest) > 0 {
+			t.Errorf("a client that takes nothing for long was answered %.30q, want to be cut", rest)
+		}
+		_ = deaf.Close()
+	})
+}
+
+// noProvider gives everything back at once, in time.
+type noProvider struct{ leasehold.Provider }
+
+func (noProvider) Destroy(ctx context.Context, _ leasehold.LeaseRef) (leasehold.Receipt, error) {
+	return leasehold.Receipt{State: leasehold.ReceiptDestroyed}, ctx.Err()
+}
+
+// TestTheEndWaitsForNoClient: one whose request does not end takes no time from the giving back.
+func TestTheEndWaitsForNoClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, err := newService(noProvider{}, t.TempDir(), nil, defaultLimits, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.leases.add(leasehold.LeaseRef{Attempt: "a"}); err != nil {
+			t.Fatal(err)
+		}
+		server := s.server()
+		server.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, s.timed(w, r, 1000))
+		})
+		conn := inMemory(t, server).dial()
+		_, _ = io.WriteString(conn, "PUT / HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+		ended := make(chan struct{})
+		go func() { // a byte now and then
+			defer close(ended)
+			for err := error(nil); err == nil; time.Sleep(readTime / 2) {
+				_, err = io.WriteString(conn, "a")
+			}
+		}()
+		swept := false
+		err = s.shutDown(server, false, func(ctx context.Context) error {
+			swept = true
+			return ctx.Err()
+		})
+		if err != nil || !swept || len(s.leases.all) > 0 {
+			t.Errorf("shutDown() = %v, swept %v, with %d leases left, want all given back", err, swept, len(s.leases.all))
+		}
+		<-ended
+	})
+}
+
 // TestAConnectionServesAfterAStream: what bounds the writes of a stream does not bound those of the next response.
 func TestAConnectionServesAfterAStream(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -116,7 +200,7 @@ func TestAConnectionServesAfterAStream(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		c, _, err := l.newCommand(commandRequest{ID: "c"}, "", 100)
+		c, _, err := l.newCommand(commandRequest{ID: "c"}, "", defaultLimits)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -177,6 +177,8 @@ async function follow(mine, path) {
   while (watched === mine) {
     try {
       const response = await call("GET", path, undefined, { headers: last ? { "Last-Event-ID": last } : {}, signal: mine.abort.signal });
+      if (watched !== mine) return;
+      set($("command-state"), "running");
       for await (const event of events(response.body)) {
         if (watched !== mine) return;
         last = event.id;
