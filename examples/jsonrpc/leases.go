@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"sync"
-	"time"
 
 	"github.com/leasehold-go/leasehold"
 )
@@ -29,7 +28,6 @@ type call struct {
 type wireLease struct {
 	ProviderLeaseID *string       `json:"providerLeaseId"` // the sandbox
 	Metadata        leaseMetadata `json:"metadata"`
-	ExpiresAt       *time.Time    `json:"expiresAt"`
 }
 
 // leaseMetadata is what of a lease's metadata means something to this worker. The settings in it come back to the worker
@@ -58,7 +56,7 @@ func (c call) ref(id *string, metadata leaseMetadata) (leasehold.LeaseRef, error
 	return ref, nil
 }
 
-// running does something with a call's lease. If nothing was done because its sandbox had been stopped, by its idle
+// running does something with a call's lease. If provably nothing was done because its sandbox had been stopped, by its idle
 // interval say, it resumes the lease and does it once more. A lease that the host gave back stays given back.
 func (w *worker) running(ctx context.Context, c call, l wireLease, do func(*leasehold.Lease) error) error {
 	ref, err := c.ref(l.ProviderLeaseID, l.Metadata)
@@ -74,7 +72,7 @@ func (w *worker) running(ctx context.Context, c call, l wireLease, do func(*leas
 	}
 	err = do(lease)
 	failed, ok := errors.AsType[*leasehold.Error](err)
-	if !ok || failed.Kind != leasehold.KindNotRunning || failed.Dispatched == leasehold.DispatchedYes {
+	if !ok || failed.Kind != leasehold.KindNotRunning || failed.Dispatched != leasehold.DispatchedNo {
 		return err
 	}
 	if err := w.leases.use(c, ref); err != nil { // given back meanwhile

@@ -35,12 +35,17 @@ type probeResult struct {
 	Metadata map[string]any `json:"metadata,omitempty"`
 }
 
-// cleanUp tries once to account for a probe's sandbox: nobody else is told of it.
+// cleanUpTime bounds cleanUp. The host grants a call so much more than the provider takes for its operation.
+const cleanUpTime = hostDefault - 2*reserve
+
+// cleanUp tries once to account for a probe's sandbox, even if the call has ended: nobody else is told of it.
 func (w *worker) cleanUp(ctx context.Context, c call, err error) {
 	failed, ok := errors.AsType[*leasehold.Error](err)
 	if !ok || failed.Cleanup == nil {
 		return
 	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTime)
+	defer cancel()
 	found, err := c.provider.Inspect(ctx, *failed.Cleanup)
 	if err == nil {
 		_, err = c.provider.Cleanup(ctx, found)

@@ -37,7 +37,6 @@ type providerEntry struct {
 func (p *providers) get(company string, s settings) (_ leasehold.Provider, done func(), err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.evict()
 	id := providerID(company, s)
 	entry := p.entries[id]
 	if entry == nil {
@@ -52,6 +51,7 @@ func (p *providers) get(company string, s settings) (_ leasehold.Provider, done 
 		p.entries[id] = entry
 	}
 	entry.users++
+	p.evict() // others
 	return entry.Provider, sync.OnceFunc(func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()

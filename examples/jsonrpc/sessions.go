@@ -228,7 +228,9 @@ func (t *sessions) add(s *session) error {
 func (t *sessions) remove(s *session) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	delete(t.byRoute, s.route)
+	if t.byRoute[s.route] == s { // it may be another's by now
+		delete(t.byRoute, s.route)
+	}
 	delete(t.byID, s.id)
 }
 

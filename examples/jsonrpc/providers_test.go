@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/leasehold-go/leasehold"
+)
+
+// fakeProvider does nothing, and is idle.
+type fakeProvider struct {
+	leasehold.Provider
+	closed atomic.Bool
+	probed error
+	asked  []error // what the contexts of Inspect and Cleanup said
+}
+
+func (p *fakeProvider) Idle(...leasehold.Scope) leasehold.IdleReport {
+	return leasehold.IdleReport{Idle: true}
+}
+func (p *fakeProvider) Close(context.Context) error { p.closed.Store(true); return nil }
+
+func (p *fakeProvider) Bind(leasehold.LeaseRef) (*leasehold.Lease, error) { return nil, nil }
+func (p *fakeProvider) Resume(context.Context, leasehold.LeaseRef) (*leasehold.Lease, error) {
+	return nil, nil
+}
+
+func (p *fakeProvider) Probe(context.Context, leasehold.AcquireRequest) (leasehold.ProbeReport, error) {
+	return leasehold.ProbeReport{}, p.probed
+}
+
+func (p *fakeProvider) Inspect(ctx context.Context, e leasehold.CleanupEnvelope) (leasehold.CleanupEnvelope, error) {
+	p.asked = append(p.asked, ctx.Err())
+	return e, nil
+}
+
+func (p *fakeProvider) Cleanup(ctx context.Context, _ leasehold.CleanupEnvelope) (leasehold.Receipt, error) {
+	p.asked = append(p.asked, ctx.Err())
+	return leasehold.Receipt{State: leasehold.ReceiptDestroyed}, nil
+}
+
+// TestAProviderThatIsAskedForIsNotEvicted: what a call replaces are the others that nobody used for a while.
+func TestAProviderThatIsAskedForIsNotEvicted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var opened []*fakeProvider
+		p := providers{open: func(string, settings) (leasehold.Provider, error) {
+			opened = append(opened, new(fakeProvider))
+			return opened[len(opened)-1], nil
+		}}
+		use := func(company string) {
+			_, done, err := p.get(company, settings{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			done()
+			synctest.Wait()
+		}
+		use("a")
+		use("b")
+		time.Sleep(idleTime + 1)
+		use("a")
+		if len(opened) != 2 || opened[0].closed.Load() || !opened[1].closed.Load() {
+			t.Errorf("%d providers were opened, closed: %v, %v, want a to be kept, and b closed",
+				len(opened), opened[0].closed.Load(), opened[1].closed.Load())
+		}
+	})
+}
+
+// TestOnlyWhatDidNothingIsRepeated: a command that may have run is not run again in the resumed sandbox.
+func TestOnlyWhatDidNothingIsRepeated(t *testing.T) {
+	t.Parallel()
+	var w *worker
+	h := startWorker(t, func(made *worker) { w = made })
+	var lease wireLease
+	if err := json.Unmarshal([]byte(asJSON(t, reusing.acquire(t, h))), &lease); err != nil {
+		t.Fatal(err)
+	}
+	c := call{environment: environment{CompanyID: "company-1", EnvironmentID: "env-1"}, provider: new(fakeProvider)}
+	for dispatched, want := range map[leasehold.Dispatch]int{leasehold.DispatchedNo: 2, leasehold.DispatchedUnknown: 1, leasehold.DispatchedYes: 1} {
+		done := 0
+		err := w.running(t.Context(), c, lease, func(*leasehold.Lease) error {
+			done++
+			return &leasehold.Error{Kind: leasehold.KindNotRunning, Dispatched: dispatched}
+		})
+		if done != want || !errors.Is(err, leasehold.ErrNotRunning) {
+			t.Errorf("with dispatched %s it was done %d times, and then %v, want %d times", dispatched, done, err, want)
+		}
+	}
+}
+
+// TestAProbeCleansUpAfterItsCall: nobody else is told of its sandbox.
+func TestAProbeCleansUpAfterItsCall(t *testing.T) {
+	p := &fakeProvider{probed: &leasehold.Error{Kind: leasehold.KindCanceled, Cleanup: new(leasehold.CleanupEnvelope)}}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := new(worker).probe(ctx, call{provider: p}, struct{}{}); err != nil {
+		t.Fatal(err)
+	}
+	if len(p.asked) != 2 || p.asked[0] != nil || p.asked[1] != nil {
+		t.Errorf("the contexts of the clean-up: %v, want two that go on", p.asked)
+	}
+}
+
+// TestASessionRemovesItselfOnly, and not another that has its route by now.
+func TestASessionRemovesItselfOnly(t *testing.T) {
+	var all sessions
+	first, second := &session{route: "r", id: "1"}, &session{route: "r", id: "2"}
+	for _, s := range []*session{first, second} {
+		if err := all.add(s); err != nil {
+			t.Fatal(err)
+		}
+		all.remove(first)
+	}
+	if got, err := all.find("r", "2"); got != second || all.byRoute["r"] != second {
+		t.Errorf("the second session is %v, %v, and %v by its route, want it", got, err, all.byRoute["r"])
+	}
+}
