@@ -28,7 +28,13 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, dir, api, script string, stdout io.Writer) error {
+// state is what the file "command" holds from the start of the command until its sandbox was given back.
+type state struct {
+	Command leasehold.CommandRef
+	Exit    *int // known: what is left is the sandbox
+}
+
+func run(ctx context.Context, dir, api, script string, stdout io.Writer) (err error) {
 	store, err := leasehold.NewFileStore(filepath.Join(dir, "leases"), leasehold.FileStoreOptions{})
 	if err != nil {
 		return err
@@ -38,80 +44,128 @@ func run(ctx context.Context, dir, api, script string, stdout io.Writer) error {
 		return err
 	}
 	defer provider.Close(ctx)
-
-	lease, process, err := goOn(ctx, provider, store, dir, script, stdout)
-	if err != nil {
-		return err
-	}
-	result, err := process.Wait()
-	if err != nil {
-		return err // the exit is unknown: the state is kept, for the next start
-	}
-	fmt.Fprintln(stdout, "exit", result.ExitCode)
-	// Now nobody needs the reference of the command. Killed before the release, the next start finds a lease without it.
-	if err := os.Remove(filepath.Join(dir, "command")); err != nil {
-		return err
-	}
-	receipt, err := provider.Release(ctx, lease.Ref(), leasehold.ReleaseOptions{})
-	fmt.Fprintln(stdout, "sandbox", receipt.State)
-	return err
-}
-
-// goOn returns the lease and the command that an earlier run of this program left, or new ones.
-func goOn(ctx context.Context, provider leasehold.Provider, store leasehold.Store, dir, script string, stdout io.Writer) (*leasehold.Lease, *leasehold.Process, error) {
 	output, err := os.OpenFile(filepath.Join(dir, "output"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	taken, err := output.Seek(0, io.SeekEnd) // what is in the file was taken, and nothing else
+	defer func() { err = errors.Join(err, output.Close()) }()
+
+	left, err := load(dir)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
+	if left == nil || left.Exit == nil {
+		process, err := goOn(ctx, provider, store, dir, left, script, output, stdout)
+		if err != nil {
+			return err
+		}
+		result, err := process.Wait()
+		if err != nil {
+			return err // the exit is unknown: the state is kept, for the next start
+		}
+		left = &state{process.Ref(), &result.ExitCode}
+		if err := save(dir, left); err != nil { // killed from here on, the next start has only to give back
+			return err
+		}
+	}
+	fmt.Fprintln(stdout, "exit", *left.Exit)
+	if err := giveBack(ctx, provider, store, stdout); err != nil {
+		return err
+	}
+	return os.Remove(filepath.Join(dir, "command"))
+}
+
+// goOn returns the command that an earlier run of this program left, or a new one.
+func goOn(ctx context.Context, provider leasehold.Provider, store leasehold.Store, dir string, left *state, script string, output *os.File, stdout io.Writer) (*leasehold.Process, error) {
 	both := io.MultiWriter(output, stdout)
-	stored, err := os.ReadFile(filepath.Join(dir, "command"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, nil, err
-	}
-	running := err == nil
-	left, err := store.List(ctx, "", 100) // each lease is on it since before its sandbox was asked for
-	if err != nil {
-		return nil, nil, err
-	}
-	for _, entry := range left {
-		switch ref := entry.Record.Lease; {
-		case ref == nil: // it never became a lease: a sweeper's work
-		case running:
-			command, err := leasehold.ParseCommandRef(stored)
-			if err != nil {
-				return nil, nil, err
+	if left != nil {
+		entries, err := store.List(ctx, "", 100) // each lease is on it since before its sandbox was asked for
+		if err != nil {
+			return nil, err
+		}
+		for _, entry := range entries {
+			ref := entry.Record.Lease
+			if ref == nil || ref.Attempt != left.Command.Attempt {
+				continue
 			}
 			lease, err := provider.Resume(ctx, *ref)
 			if err != nil {
-				return nil, nil, err
+				return nil, err
+			}
+			taken, err := output.Seek(0, io.SeekEnd) // what is in the file was taken, and nothing else
+			if err != nil {
+				return nil, err
 			}
 			fmt.Fprintln(stdout, "going on from byte", taken)
-			process, err := lease.Executor().Attach(ctx, command, leasehold.Attachment{From: leasehold.Offsets{Stdout: taken}, Stdout: both})
-			return lease, process, err
-		default: // killed before the command's reference was stored, or after its end: whatever runs there ends with it
-			if _, err := provider.Destroy(ctx, *ref); err != nil {
-				return nil, nil, err
-			}
+			return lease.Executor().Attach(ctx, left.Command, leasehold.Attachment{From: leasehold.Offsets{Stdout: taken}, Stdout: both})
 		}
 	}
 
+	// Killed before the command's reference was stored: whatever runs there ends with its sandbox.
+	if err := giveBack(ctx, provider, store, stdout); err != nil {
+		return nil, err
+	}
 	lease, err := provider.Acquire(ctx, leasehold.AcquireRequest{Scope: leasehold.Scope{Tenant: "examples", Environment: "restart", Run: "1"}})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
+	}
+	if err := output.Truncate(0); err != nil { // it is another command's
+		return nil, err
 	}
 	process, err := lease.Executor().Start(ctx, leasehold.Command{Script: "exec 2>&1\n" + script, Stdout: both})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	data, err := json.Marshal(process.Ref())
-	if err != nil {
-		return nil, nil, err
-	}
-	err = os.WriteFile(filepath.Join(dir, "command"), data, 0o600)
+	err = save(dir, &state{Command: process.Ref()})
 	fmt.Fprintln(stdout, "started")
-	return lease, process, err
+	return process, err
+}
+
+// giveBack gives back every lease on the list. What never became a lease is a sweeper's work.
+func giveBack(ctx context.Context, provider leasehold.Provider, store leasehold.Store, stdout io.Writer) error {
+	entries, err := store.List(ctx, "", 100)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if entry.Record.Lease == nil {
+			continue
+		}
+		receipt, err := provider.Release(ctx, *entry.Record.Lease, leasehold.ReleaseOptions{})
+		if err != nil {
+			return err
+		}
+		fmt.Fprintln(stdout, "sandbox", receipt.State)
+	}
+	return nil
+}
+
+// load returns what an earlier run of this program left, or nil.
+func load(dir string) (*state, error) {
+	data, err := os.ReadFile(filepath.Join(dir, "command"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var s state
+	return &s, json.Unmarshal(data, &s)
+}
+
+// save replaces the file as a whole, or not at all.
+func save(dir string, s *state) error {
+	data, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, "command-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return errors.Join(err, os.Remove(f.Name()))
+	}
+	return os.Rename(f.Name(), filepath.Join(dir, "command"))
 }

@@ -29,15 +29,15 @@ func TestAKilledHostGoesOnWhereItWas(t *testing.T) {
 	}
 	t.Cleanup(func() { _ = server.Close() })
 	state := t.TempDir()
-	host := func() *exec.Cmd {
-		cmd := exec.CommandContext(t.Context(), os.Args[0], "-state", state, "-api", server.URL(), "-script",
-			"echo one; until [ -e gate ]; do sleep 0.05; done; echo two")
+	host := func(script string) *exec.Cmd {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-state", state, "-api", server.URL(), "-script", script)
 		cmd.Env = append(os.Environ(), "RESTART_HOST=1", "DAYTONA_API_KEY="+server.APIKey())
 		cmd.Stderr = os.Stderr
 		return cmd
 	}
 
-	first := host()
+	const script = "echo one; until [ -e gate ]; do sleep 0.05; done; echo two"
+	first := host(script)
 	stdout, err := first.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -58,7 +58,7 @@ func TestAKilledHostGoesOnWhereItWas(t *testing.T) {
 	_ = first.Wait()
 	openGate(t, server, state)
 
-	out, err := host().Output()
+	out, err := host(script).Output()
 	if err != nil {
 		t.Fatalf("the second host: %v, output:\n%s", err, out)
 	}
@@ -68,14 +68,34 @@ func TestAKilledHostGoesOnWhereItWas(t *testing.T) {
 	if got, err := os.ReadFile(filepath.Join(state, "output")); err != nil || string(got) != "one\ntwo\n" {
 		t.Errorf("the output is %q, %v, want each line once", got, err)
 	}
-	var creations int
-	for _, q := range server.Requests() {
-		if q.Method == "POST" && strings.HasSuffix(q.Path, "/api/sandbox") {
-			creations++
+	creations := func() (n int) {
+		for _, q := range server.Requests() {
+			if q.Method == "POST" && strings.HasSuffix(q.Path, "/api/sandbox") {
+				n++
+			}
 		}
+		return n
 	}
-	if left := server.Sandboxes(); creations != 1 || len(left) != 0 {
-		t.Errorf("%d creations, want 1; sandboxes left: %v", creations, left)
+	if left := server.Sandboxes(); creations() != 1 || len(left) != 0 {
+		t.Errorf("%d creations, want 1; sandboxes left: %v", creations(), left)
+	}
+
+	// The next command begins its own output.
+	if out, err := host("echo three").Output(); err != nil || !strings.HasSuffix(string(out), "exit 0\nsandbox destroyed\n") {
+		t.Errorf("the next command: %v, output %q", err, out)
+	}
+	if got, err := os.ReadFile(filepath.Join(state, "output")); err != nil || string(got) != "three\n" {
+		t.Errorf("the output of the next command is %q, %v, want its own alone", got, err)
+	}
+	// A host that was killed when the result was known has only to give back.
+	if err := os.WriteFile(filepath.Join(state, "command"), []byte(`{"Exit":5}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := host("echo again").Output(); err != nil || string(out) != "exit 5\n" || creations() != 2 {
+		t.Errorf("after the result: %v, output %q, %d creations in all, want exit 5 and 2", err, out, creations())
+	}
+	if got, err := filepath.Glob(filepath.Join(state, "command*")); err != nil || len(got) > 0 {
+		t.Errorf("left behind: %v, %v, want nothing", got, err)
 	}
 }
 
