@@ -12,6 +12,7 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/leasehold-go/leasehold"
@@ -51,13 +52,36 @@ func take(ctx context.Context, lease *leasehold.Lease, step Step) (string, error
 		return read(ctx, lease, step.Read)
 	}
 	result, err := lease.Executor().Run(ctx, leasehold.Command{Script: step.Run, Dir: "project", Timeout: stepTime, CaptureLimit: maxSeen})
+	var end string
 	switch {
+	case result.TimedOut && result.StopConfirmed:
+		end = fmt.Sprintf("stopped after %s", stepTime)
 	case result.TimedOut:
-		return fmt.Sprintf("timed out after %s\n%s%s", stepTime, result.Stdout, result.Stderr), nil
+		end = fmt.Sprintf("still running after %s, or not: stopping it was not confirmed", stepTime)
+	case result.Exited && errors.Is(err, leasehold.ErrQuota):
+		end = fmt.Sprintf("exit %d\nthe disk is full, and the end of the output is lost", result.ExitCode)
+	case ofTheSandbox(err):
+		return "cannot be run: " + err.Error(), nil
 	case err != nil:
 		return "", err // the exit is unknown: nothing that a model should guess about
+	default:
+		end = fmt.Sprintf("exit %d", result.ExitCode)
 	}
-	return fmt.Sprintf("exit %d\n%s%s", result.ExitCode, result.Stdout, result.Stderr), nil
+	seen := fmt.Sprintf("%s\n%s%s", end, result.Stdout, result.Stderr)
+	if result.Truncated {
+		seen += fmt.Sprintf("\n(cut: it wrote %d bytes of output, and %d of errors)", result.StdoutSize, result.StderrSize)
+	}
+	return seen, nil
+}
+
+// ofTheSandbox reports whether an error is about what the model asked for, or what it made of the sandbox: a NUL in a path, a
+// directory or a link in the place of a file, a file that is large or cannot be read, a project that is not there any more.
+func ofTheSandbox(err error) bool {
+	failed, ok := errors.AsType[*leasehold.Error](err)
+	return ok && slices.Contains([]leasehold.Kind{
+		leasehold.KindInvalid, leasehold.KindNotFound, leasehold.KindConflict, leasehold.KindRefused,
+		leasehold.KindUnsafe, leasehold.KindLimit, leasehold.KindQuota,
+	}, failed.Kind)
 }
 
 // read exports one file. What a sandbox holds is never trusted: a link is refused, and so is more than a model can use.
@@ -70,7 +94,7 @@ func read(ctx context.Context, lease *leasehold.Lease, path string) (string, err
 	local := filepath.Join(dir, "file")
 	_, err = lease.Exporter().File(ctx, "project/"+path, local, leasehold.ExportOptions{MaxBytes: maxFileSize})
 	switch {
-	case errors.Is(err, leasehold.ErrNotFound), errors.Is(err, leasehold.ErrUnsafe), errors.Is(err, leasehold.ErrLimit):
+	case ofTheSandbox(err):
 		return "cannot be read: " + err.Error(), nil
 	case err != nil:
 		return "", err
