@@ -30,8 +30,8 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer provider.Close(context.WithoutCancel(ctx))
-	if err := run(ctx, provider, "seq $((SHARD * 10 + 1)) $((SHARD * 10 + 10))", os.Stdout); err != nil {
+	err = run(ctx, provider, "seq $((SHARD * 10 + 1)) $((SHARD * 10 + 10))", os.Stdout)
+	if err := errors.Join(err, provider.Close(context.WithoutCancel(ctx))); err != nil {
 		log.Fatal("fanout: ", err)
 	}
 }

@@ -18,10 +18,9 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer provider.Close(ctx)
 	h := host{provider: provider, keep: func(e leasehold.CleanupEnvelope) { log.Print("to be looked after: ", e.Name) }}
 	out, err := h.job(ctx, "42", "echo hello")
-	if err != nil {
+	if err := errors.Join(err, provider.Close(ctx)); err != nil {
 		log.Fatal(err)
 	}
 	fmt.Print(out)
