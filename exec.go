@@ -84,7 +84,9 @@ const (
 	TransportDefault Transport = ""
 	// TransportJournal makes the command keep its own record, in files of a private directory of the sandbox,
 	// $TMPDIR/.leasehold-<uid>. The command's output are pipes, whose contents are appended to such files, so any byte is
-	// carried, and a short command takes one request. The files hold the whole output until the result was taken.
+	// carried, and a short command takes one request. The files hold the whole output. When the result was taken they are
+	// removed with a later command of the lease, as soon as sixteen results were taken or their files hold 1 MiB, or when
+	// the lease, if it is reusable, is given back. What is left in a sandbox that is kept goes with a command a day later.
 	TransportJournal Transport = "journal"
 	// TransportSession runs the command in one of the toolbox's sessions, and reads the session's log: see the fidelities.
 	// It needs no file of its own, but for an input that takes a pipe, and for a command of more than 128 KiB.
@@ -173,10 +175,14 @@ func (l *Lease) Executor() *Executor { return &Executor{l: l} }
 //     began.
 //   - [ErrQuota]: the sandbox's disk was full, and the end of the output is lost. The command itself was not disturbed, and
 //     Result.ExitCode is its own.
-//   - [ErrNotRunning], [ErrGone]: the sandbox is not there. With DispatchedYes it was lost under the command.
+//   - [ErrNotFound], [ErrRefused]: Command.Dir cannot be entered; the input was lost, or a start-up file replaced the shell.
+//     The sandbox said so, hence DispatchedYes: the command was not started.
+//   - [ErrNotRunning], [ErrGone]: the sandbox is not there. With DispatchedYes it was lost under the command, with
+//     DispatchedUnknown perhaps so.
 //   - [ErrIO]: Stdin or a writer failed, and the command was stopped, or not even started.
 //   - [ErrClosed]: the lease was given back, before or meanwhile.
-//   - Others are the provider's refusals and failures before the dispatch.
+//   - Others, such as [ErrAuth], [ErrRateLimited], [ErrNotOwned], [ErrUnavailable] and [ErrProtocol], are the provider's
+//     refusals and failures. Only with DispatchedNo is it certain that the command did not run.
 func (x *Executor) Run(ctx context.Context, cmd Command) (_ Result, err error) {
 	const op = "run"
 	ctx, span := x.l.p.span(ctx, op)

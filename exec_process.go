@@ -29,9 +29,10 @@ var (
 
 // Start starts a command and returns once it is known to have been dispatched. Its output is delivered meanwhile, whether or
 // not anybody waits: to a writer as it arrives, while output that is captured is fetched less often and may be behind the
-// command when [Process.Detach] ends it. Command.Stdin is read, which may be the reading end of an [io.Pipe]; when ctx ends
-// it is stopped, as with Run. A command that was started must be waited for. The errors are those of Run that can occur
-// before the command runs.
+// command when [Process.Detach] ends it. Command.Stdin is read meanwhile, too: it may be the reading end of an [io.Pipe].
+//
+// Ctx bounds the whole command, and not the start alone: when it ends the command is stopped, as with Run. A command that was
+// started must be waited for. The errors are those of Run that can occur before the command runs.
 func (x *Executor) Start(ctx context.Context, cmd Command) (*Process, error) {
 	const op = "start"
 	r, err := newExecution(x.l, op, cmd)
@@ -66,8 +67,8 @@ type Attachment struct {
 // It cannot go on with Command.Stdin. An input whose host has died stays open, and a command that reads on waits until it is
 // stopped: an end that nobody sent would pass for that of the whole input.
 //
-// Two hosts may be attached at once, but the first that has the whole result removes it from the sandbox, soon after: until
-// then it can be had again.
+// Two hosts may be attached at once, but the first that has the whole result has it removed from the sandbox, with a later
+// command or at the end of the lease, as [TransportJournal] says: until then it can be had again.
 func (x *Executor) Attach(ctx context.Context, ref CommandRef, a Attachment) (*Process, error) {
 	const op = "attach"
 	r := &execution{l: x.l, op: op, cmd: Command{Stdout: a.Stdout, Stderr: a.Stderr, CaptureLimit: a.CaptureLimit, Transport: ref.Transport}, dispatched: DispatchedNo}
