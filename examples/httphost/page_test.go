@@ -99,7 +99,7 @@ func TestThePage(t *testing.T) {
 	b.wait("output.textContent === 'begun'")
 	h.server.CloseClientConnections()
 	c.want(200, "PUT", lease+"/files", archive(t, map[string]string{"go": ""}))
-	b.wait("output.textContent === 'begunafter'")
+	b.wait("output.textContent === 'begunafter' && document.getElementById('command-state').textContent === 'running'")
 	b.tabTo("interrupt")
 	b.press("Enter")
 	b.wait("document.getElementById('command-state').textContent.startsWith('exit 130')")
