@@ -29,11 +29,12 @@ type machineSpec struct {
 }
 
 // open returns the daemon and registers a reply with the machine, so that kill can cut it off. The caller must call
-// leave when the daemon has answered. It returns nil once kill began.
+// leave when the daemon has answered. Once kill began it cuts the reply off, and returns nil.
 func (m *machine) open(w *proxyWriter) *daemon {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.dead {
+		w.cut()
 		return nil
 	}
 	if m.daemon == nil {
@@ -47,10 +48,12 @@ func (m *machine) open(w *proxyWriter) *daemon {
 func (m *machine) enter(w *proxyWriter) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.dead {
-		m.serving[w] = struct{}{}
+	if m.dead {
+		w.cut()
+		return false
 	}
-	return !m.dead
+	m.serving[w] = struct{}{}
+	return true
 }
 
 func (m *machine) leave(w *proxyWriter) {
