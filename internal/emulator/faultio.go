@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -234,23 +235,25 @@ type faultySocket struct {
 	server *Server
 	hit    *faultHit
 
-	mu      sync.Mutex // guards the fields below
+	mu      sync.Mutex // guards the fields below; held while a write blocks
 	pending []byte     // the beginning of a frame, or of the handshake's reply
 	past    bool       // the handshake's reply has passed
 	passed  int64      // payload bytes of data frames
 	prefix  []byte     // frames to be replayed; nil afterwards
-	ended   bool       // nothing is sent any more
+
+	// Not guarded: Close does not wait for a write, which it ends.
+	ended   atomic.Bool // nothing is sent any more
 	closing sync.Once
 }
 
 func (c *faultySocket) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ended {
+	if c.ended.Load() {
 		return len(p), nil
 	}
 	c.pending = append(c.pending, p...)
-	for !c.ended {
+	for !c.ended.Load() {
 		unit, payload := c.next()
 		if unit == 0 {
 			break
@@ -312,10 +315,10 @@ func (c *faultySocket) pass(unit []byte, payload int64) error {
 	switch {
 	case handshake:
 	case c.hit.Action == SilentSocket && c.passed >= c.hit.Bytes:
-		c.ended = true
+		c.ended.Store(true)
 		return nil
 	case c.hit.Action == CloseSocket && c.passed >= c.hit.Bytes:
-		c.ended = true
+		c.ended.Store(true)
 		if c.hit.Code == 0 {
 			return c.Conn.Close()
 		}
@@ -345,10 +348,7 @@ func (c *faultySocket) pass(unit []byte, payload int64) error {
 
 // Close leaves a silent socket open until its client or the server leaves.
 func (c *faultySocket) Close() error {
-	c.mu.Lock()
-	silent := c.ended && c.hit.Action == SilentSocket
-	c.mu.Unlock()
-	if !silent {
+	if !c.ended.Load() || c.hit.Action != SilentSocket {
 		return c.Conn.Close()
 	}
 	c.closing.Do(func() {

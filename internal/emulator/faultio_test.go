@@ -3,7 +3,9 @@ package emulator
 import (
 	"bytes"
 	"io"
+	"net"
 	"testing"
+	"testing/synctest"
 )
 
 // TestFaultySocketFindsFrames writes a handshake and frames of every length form, in pieces of several sizes.
@@ -51,4 +53,25 @@ func TestFaultySocketFindsFrames(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestFaultySocketClosesWhileAWriteBlocks, as kill does with a client that does not read.
+func TestFaultySocketClosesWhileAWriteBlocks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, server := net.Pipe()
+		defer client.Close()
+		socket := &faultySocket{Conn: server, hit: &faultHit{Fault: Fault{Action: SilentSocket, Bytes: 1 << 20}}}
+		written := make(chan error, 1)
+		go func() {
+			_, err := socket.Write([]byte("\x82\x03abc"))
+			written <- err
+		}()
+		synctest.Wait()
+		if err := socket.Close(); err != nil {
+			t.Errorf("Close() = %v", err)
+		}
+		if err := <-written; err == nil {
+			t.Error("the write succeeded")
+		}
+	})
 }
