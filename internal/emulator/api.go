@@ -193,7 +193,7 @@ func (s *Server) withSandbox(r *http.Request, do func(*sandbox) *apiError) (*san
 // reply answers with the sandbox as it is now.
 func (s *Server) reply(w http.ResponseWriter, r *http.Request, sb *sandbox) *apiError {
 	s.mu.Lock()
-	dto := s.dto(&sb.record, skewOf(r)).full()
+	dto := s.dto(sb.now(), skewOf(r)).full()
 	s.mu.Unlock()
 	writeJSON(w, http.StatusOK, dto)
 	return nil
@@ -213,7 +213,7 @@ func (s *Server) accepted(begin func(*sandbox, *time.Duration) *apiError) endpoi
 		var dto fullDTO
 		_, err := s.withSandbox(r, func(sb *sandbox) *apiError {
 			err := begin(sb, faultOf(r).stall())
-			dto = s.dto(&sb.record, skewOf(r)).full() // before the change goes on
+			dto = s.dto(sb.now(), skewOf(r)).full() // before the change goes on
 			return err
 		})
 		if err != nil {

@@ -155,7 +155,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) *apiError {
 	if fault.is(RunnerFailure) {
 		source = Snapshot{Failure: fault.reason(), Recoverable: fault.Code == http.StatusOK}
 	}
-	reply := s.dto(&sb.record, skewOf(r))
+	reply := s.dto(sb.now(), skewOf(r))
 	hold := sb.Dockerfile == "" && sb.State != StateStarted
 	if sb.State != StateStarted {
 		s.begin(sb, fault.stall(), func(o *outcome) { s.provision(o, source) })

@@ -120,7 +120,7 @@ func (s *Server) records(r *http.Request, q *listQuery) []record {
 		if sb.Organization != organizationOf(r) {
 			continue
 		}
-		shown, exists := sb.record, true
+		shown, exists := *sb.now(), true
 		if fault.is(StaleList) {
 			shown, exists = sb.asOf(fault)
 		}

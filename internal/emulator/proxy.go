@@ -75,6 +75,7 @@ func (s *Server) through(w http.ResponseWriter, r *http.Request, sb *sandbox, se
 		defer func() {
 			s.mu.Lock()
 			defer s.mu.Unlock()
+			sb.ActiveAt = sb.lastActive(time.Now())
 			delete(sb.open, a)
 		}()
 	}

@@ -136,6 +136,13 @@ func (sb *sandbox) lastActive(now time.Time) time.Time {
 	return last
 }
 
+// now is the record as it is shown now: with the repeats of open requests.
+func (sb *sandbox) now() *record {
+	r := sb.record
+	r.ActiveAt = sb.lastActive(time.Now())
+	return &r
+}
+
 // insert adds a record. The caller holds s.mu.
 func (s *Server) insert(r record) *sandbox {
 	sb := &sandbox{changed: make(chan struct{}), open: map[*activity]struct{}{}, stop: func() {}}

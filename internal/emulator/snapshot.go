@@ -480,7 +480,7 @@ func (s *Server) capture(w http.ResponseWriter, r *http.Request) *apiError {
 				s.captured(o, before, name, fails)
 			}
 		})
-		d = s.dto(&sb.record, skewOf(r)).full()
+		d = s.dto(sb.now(), skewOf(r)).full()
 		return nil
 	})
 	if err != nil {

@@ -164,8 +164,27 @@ func TestOpenRequestKeepsASandboxAwake(t *testing.T) {
 				if got, want := sb.State() == "started", skip == "false"; got != want {
 					t.Errorf("awake with an open request: got %v, want %v", got, want)
 				}
+				shown := func() time.Time {
+					text := s.must(http.StatusOK, "GET", "/api/sandbox/"+sb.ID(), "").str("lastActivityAt")
+					at, err := time.Parse(time.RFC3339, text)
+					if err != nil {
+						t.Fatal(err)
+					}
+					return at
+				}
+				used := shown()
+				if ago := time.Since(used); skip == "false" && ago >= 50*time.Second {
+					t.Errorf("last activity %v ago with an open request, want less than 50 s", ago)
+				}
 				upload.CloseWithError(errors.New("client leaves"))
 				<-done
+				sleep(50 * time.Second)
+				if got, want := sb.State() == "started", skip == "false"; got != want {
+					t.Errorf("awake 50 s after the request: got %v, want %v", got, want)
+				}
+				if got := shown(); skip == "false" && !got.Equal(used) {
+					t.Errorf("last activity after the request: got %v, want %v", got, used)
+				}
 				sleep(5 * time.Minute)
 				if got := sb.State(); got != "stopped" {
 					t.Errorf("after the request: got %q, want stopped", got)
