@@ -175,7 +175,7 @@ func (h *faultHit) reason() string {
 	return "failed to create container"
 }
 
-// stall is how long a StallChange takes, or nil.
+// stall is how long a StallChange takes, 0 being for ever, or nil.
 func (h *faultHit) stall() *time.Duration {
 	if !h.is(StallChange) {
 		return nil

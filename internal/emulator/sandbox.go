@@ -191,11 +191,11 @@ func (s *Server) named(organization, name string) *sandbox {
 
 // outcome is a state change's own view of its sandbox: every step fails once another change took over.
 type outcome struct {
-	s     *Server
-	sb    *sandbox
-	op    uint64
-	ctx   context.Context
-	stall *time.Duration // replaces the waiting time; 0 waits for ever
+	s    *Server
+	sb   *sandbox
+	op   uint64
+	ctx  context.Context
+	pace pace
 }
 
 // begin starts a state change in its own goroutine. The caller holds s.mu and has set the desired state.
@@ -205,7 +205,7 @@ func (s *Server) begin(sb *sandbox, stall *time.Duration, run func(*outcome)) {
 	sb.stop = cancel
 	sb.op++
 	sb.pending = true
-	o := &outcome{s: s, sb: sb, op: sb.op, ctx: ctx, stall: stall}
+	o := &outcome{s: s, sb: sb, op: sb.op, ctx: ctx, pace: pace{stall}}
 	if s.closed {
 		cancel()
 		return
@@ -217,44 +217,53 @@ func (s *Server) begin(sb *sandbox, stall *time.Duration, run func(*outcome)) {
 }
 
 // wait passes the time that a step takes. It returns false if the change was abandoned.
-func (o *outcome) wait(d time.Duration) bool {
-	d, ends := o.duration(d)
-	if !ends {
-		<-o.ctx.Done()
-		return false
-	}
-	return o.pass(d)
-}
+func (o *outcome) wait(d time.Duration) bool { return o.pace.wait(o.ctx, d) }
 
 // waitAtMost is wait for a step that the control plane gives up after limit: the sandbox ends errored.
 func (o *outcome) waitAtMost(d, limit time.Duration, doing string) bool {
-	d, ends := o.duration(d)
+	d, ends := o.pace.step(d)
 	if ends && d <= limit {
-		return o.pass(d)
+		return sleep(o.ctx, d)
 	}
-	if o.pass(limit) {
+	if sleep(o.ctx, limit) {
 		o.fail("Timeout while "+doing+" sandbox", false)
 	}
 	return false
 }
 
-// duration is how long a step takes, and whether it ends at all. A stall applies to the first step only.
-func (o *outcome) duration(d time.Duration) (_ time.Duration, ends bool) {
-	if o.stall == nil {
+// pace is how fast a change of a sandbox or a snapshot goes on.
+type pace struct {
+	stall *time.Duration // replaces the time of the next step: see faultHit.stall
+}
+
+// step is how long a step takes, and whether it ends at all. A stall applies to the first step only.
+func (p *pace) step(d time.Duration) (_ time.Duration, ends bool) {
+	if p.stall == nil {
 		return d, true
 	}
-	d = *o.stall
-	o.stall = nil
+	d = *p.stall
+	p.stall = nil
 	return d, d != 0
 }
 
-func (o *outcome) pass(d time.Duration) bool {
+// wait passes the time that a step takes. It returns false if ctx ended first.
+func (p *pace) wait(ctx context.Context, d time.Duration) bool {
+	d, ends := p.step(d)
+	if !ends {
+		<-ctx.Done()
+		return false
+	}
+	return sleep(ctx, d)
+}
+
+// sleep passes a time. It returns false if ctx ended first.
+func sleep(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		return o.ctx.Err() == nil
-	case <-o.ctx.Done():
+		return ctx.Err() == nil
+	case <-ctx.Done():
 		return false
 	}
 }

@@ -2,7 +2,6 @@ package emulator
 
 import (
 	"cmp"
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -380,14 +379,8 @@ func (s *Server) createSnapshot(w http.ResponseWriter, r *http.Request) *apiErro
 // build is what the runner does with a new snapshot: a line of log for each instruction.
 func (s *Server) build(n *snapshot, base Snapshot, stall *time.Duration) {
 	step := func(edit func(*snapshotRecord)) bool {
-		pause := s.opt.Timing.Build
-		if stall != nil {
-			if pause = *stall; pause == 0 {
-				pause = 100 * 365 * 24 * time.Hour
-			}
-			stall = nil
-		}
-		if !sleep(s.ctx, pause) {
+	pace := pace{stall}
+		if !pace.wait(s.ctx, s.opt.Timing.Build) {
 			return false
 		}
 		s.mu.Lock()
@@ -431,18 +424,6 @@ func (s *Server) build(n *snapshot, base Snapshot, stall *time.Duration) {
 			r.State = SnapshotActive
 		}
 	})
-}
-
-// sleep passes a time. It returns false if ctx ended first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return ctx.Err() == nil
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // capture answers POST /sandbox/{id}/snapshot. The sandbox is "snapshotting" meanwhile, and then what it was; the
@@ -540,11 +521,8 @@ func (s *Server) deleteSnapshot(w http.ResponseWriter, r *http.Request) *apiErro
 }
 
 func (s *Server) removeSnapshot(n *snapshot, stall *time.Duration) {
-	pause := s.opt.Timing.Destroy
-	if stall != nil {
-		pause = *stall
-	}
-	if !sleep(s.ctx, pause) {
+	pace := pace{stall}
+	if !pace.wait(s.ctx, s.opt.Timing.Destroy) {
 		return
 	}
 	s.mu.Lock()

@@ -74,7 +74,14 @@ func TestSnapshotsAreDeletedByID(t *testing.T) {
 		for _, bad := range []string{`{"name":"a b","imageName":"debian:13"}`, `{"name":"a","imageName":"debian"}`, `{"name":"a","imageName":"debian:latest"}`, `{"name":"a"}`, `{}`} {
 			s.must(http.StatusBadRequest, "POST", "/api/snapshots", bad)
 		}
-		s.SetLimits(emulator.Limits{Snapshots: 1})
+		made := s.must(http.StatusOK, "POST", "/api/snapshots", `{"name":"stays","imageName":"debian:13"}`).str("id")
+		s.SetFaults(emulator.Fault{Method: "DELETE", Action: emulator.StallChange})
+		s.must(http.StatusOK, "DELETE", "/api/snapshots/"+made, "")
+		sleep(24 * time.Hour)
+		if got := s.must(http.StatusOK, "GET", "/api/snapshots/stays", "").str("state"); got != "removing" {
+			t.Errorf("state after a deletion that never ends: got %q, want removing", got)
+		}
+		s.SetLimits(emulator.Limits{Snapshots: 2})
 		s.must(http.StatusOK, "POST", "/api/snapshots", `{"name":"one","imageName":"debian:13"}`)
 		s.must(http.StatusForbidden, "POST", "/api/snapshots", `{"name":"two","imageName":"debian:13"}`)
 	})
