@@ -37,7 +37,7 @@ type Options struct {
 	Env     map[string]string // added to the environment of every process
 	Group   *proc.Group       // the sandbox's processes. Required to run anything
 	Shell   string            // path of the shell that runs commands; empty means the one that the daemon would choose
-	Quirks  Quirks            // the zero value behaves as measured
+	Quirks  Quirks            // the zero value has the measured times, and none of the losses that are left to chance
 	Logger  *slog.Logger      // nil is silent
 }
 
