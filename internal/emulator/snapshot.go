@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net/http"
 	"os"
@@ -378,8 +379,8 @@ func (s *Server) createSnapshot(w http.ResponseWriter, r *http.Request) *apiErro
 
 // build is what the runner does with a new snapshot: a line of log for each instruction.
 func (s *Server) build(n *snapshot, base Snapshot, stall *time.Duration) {
-	step := func(edit func(*snapshotRecord)) bool {
 	pace := pace{stall}
+	step := func(edit func(*snapshotRecord)) bool {
 		if !pace.wait(s.ctx, s.opt.Timing.Build) {
 			return false
 		}
@@ -471,7 +472,8 @@ func (s *Server) capture(w http.ResponseWriter, r *http.Request) *apiError {
 	return nil
 }
 
-// captured copies a sandbox's files and ends the capture.
+// captured copies a sandbox's files and ends the capture. Its processes, unlike those of a paused container, go on meanwhile:
+// a file that they write to is copied as it is when its turn comes.
 func (s *Server) captured(o *outcome, before State, name string, fails bool) {
 	made := snapshotRecord{ID: uuid.NewString(), Name: name, State: SnapshotActive, CreatedAt: time.Now(), Files: s.hasFiles()}
 	s.mu.Lock()
@@ -615,34 +617,77 @@ func (s *Server) SnapshotNames() []string {
 	return names
 }
 
-// copyTree copies directories, regular files and links, with their permissions. What else there is has no meaning in
-// another sandbox.
+// copyTree copies directories, regular files and links, the first two with their permissions and times of modification. What
+// else there is has no meaning in another sandbox. What vanishes meanwhile is not copied: processes may be at work there.
 func copyTree(to, from string) error {
-	return filepath.WalkDir(from, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil {
-			return err
-		}
-		info, err := entry.Info()
-		if err != nil {
-			return err
-		}
-		target := filepath.Join(to, strings.TrimPrefix(path, from))
-		switch {
-		case entry.IsDir():
-			return os.MkdirAll(target, info.Mode().Perm()|0o700)
-		case entry.Type() == fs.ModeSymlink:
-			link, err := os.Readlink(path)
-			if err != nil {
-				return err
-			}
-			return os.Symlink(link, target)
-		case entry.Type().IsRegular():
-			content, err := os.ReadFile(path)
-			if err != nil {
-				return err
-			}
-			return os.WriteFile(target, content, info.Mode().Perm())
-		}
+	c := treeCopy{to: to, from: from}
+	err := filepath.WalkDir(from, c.visit)
+	for _, f := range slices.Backward(c.finish) {
+		err = errors.Join(err, f())
+	}
+	return err
+}
+
+type treeCopy struct {
+	to, from string
+	finish   []func() error // of directories, whose content changes their times, and which may forbid it in the end
+}
+
+// visit is a fs.WalkDirFunc.
+func (c *treeCopy) visit(path string, entry fs.DirEntry, err error) error {
+	vanished := func(err error) bool { return errors.Is(err, fs.ErrNotExist) && path != c.from }
+	if err != nil && !vanished(err) {
+		return err
+	}
+	info, err := entry.Info()
+	switch {
+	case vanished(err) && entry.IsDir():
+		return fs.SkipDir
+	case vanished(err):
 		return nil
-	})
+	case err != nil:
+		return err
+	}
+	target := filepath.Join(c.to, strings.TrimPrefix(path, c.from))
+	switch {
+	case entry.IsDir():
+		c.finish = append(c.finish, func() error { return likeness(target, info) })
+		return os.MkdirAll(target, 0o700)
+	case entry.Type() == fs.ModeSymlink:
+		link, err := os.Readlink(path)
+		if err == nil {
+			err = os.Symlink(link, target)
+		} else if vanished(err) {
+			err = nil
+		}
+		return err
+	case entry.Type().IsRegular():
+		in, err := os.Open(path)
+		if vanished(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		defer in.Close()
+		return copyFile(target, in, info)
+	}
+	return nil
+}
+
+func copyFile(target string, in *os.File, info fs.FileInfo) error {
+	out, err := os.OpenFile(target, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	if err := errors.Join(err, out.Close()); err != nil {
+		return err
+	}
+	return likeness(target, info)
+}
+
+// likeness gives a file or a directory the permissions and the time of another.
+func likeness(target string, info fs.FileInfo) error {
+	return errors.Join(os.Chtimes(target, time.Time{}, info.ModTime()), os.Chmod(target, info.Mode()))
 }
