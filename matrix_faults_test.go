@@ -108,6 +108,7 @@ func mischiefs(real bool) []mischief {
 	add(emulator.Fault{Action: emulator.SkewClock, Delay: 24 * time.Hour}, "ahead")
 	add(emulator.Fault{Action: emulator.SkewClock, Delay: -24 * time.Hour}, "behind")
 	add(emulator.Fault{Action: emulator.StaleList})
+	add(emulator.Fault{Action: emulator.StaleList, Delay: time.Hour}, "by an hour")
 	add(emulator.Fault{Action: emulator.LoseContainer})
 	add(emulator.Fault{Action: emulator.DiskFull})
 	add(emulator.Fault{Action: emulator.RunnerFailure, Body: secretWords})
@@ -125,24 +126,32 @@ func mischiefs(real bool) []mischief {
 	)
 }
 
-// lies reports that an answer, which has everything right that the provider's own has, says what is not so: a state,
-// the id of what was created, whose account it is, or that a creation was held back by a rate limit. To believe it is no
-// fault of ours.
+// lies reports that the reply at this request is well-formed but untrue, so that believing it is no fault of the library's.
 func (m mischief) lies(at string) bool {
 	switch m.fault.Action {
 	case emulator.MergeReply:
 		switch m.fault.Body {
-		case `{"state":"stopped"}`, `{"id":"another"}`:
+		case `{"state":"stopped"}`: // it runs
 			return true
-		case `{"organizationId":"another"}`: // by which the account is attested
+		case `{"id":"another"}`: // it has another id
+			return true
+		case `{"organizationId":"another"}`: // the list, by which the account is attested, is of this one
 			return strings.HasSuffix(at, "/paginated")
 		}
-	case emulator.StatusAfter:
-		return m.fault.Status == 429
-	case emulator.StatusBefore: // that a session or a terminal was ended, and what runs there with it
+	case emulator.StatusAfter: // the creation was not held back by a rate limit: it was done
+		return m.fault.Status == 429 && at == creationRoute
+	case emulator.StatusBefore: // the session or terminal was not ended, nor what runs there
 		return m.fault.Status < 300 && strings.HasPrefix(at, "DELETE /toolbox/")
 	}
 	return false
+}
+
+// creationRoute is the request that creates a sandbox.
+const creationRoute = "POST /api/sandbox"
+
+// limits reports that creations are refused by a rate limit, after which they are sent again.
+func (m mischief) limits(at, extent string) bool {
+	return m.fault.Status == 429 && (at == creationRoute || extent == everywhere)
 }
 
 // forges reports that a reply that is not numbered, signed or framed in any way is changed.
@@ -184,8 +193,8 @@ func (m mischief) worthIt(extent, at string, real bool) bool {
 		return false
 	}
 	switch action := m.fault.Action; extent {
-	case "once":
-		return true
+	case "once": // a list that shows what was there when the fault was set is as it should be
+		return action != emulator.StaleList || m.fault.Delay > 0
 	case "twice": // the client below us repeats reads that meet a connection's end by itself
 		return action == emulator.DropBefore || action == emulator.DropAfter || action == emulator.ResetReply
 	case "for ever": // what the reply to a change says of the sandbox is not read
@@ -202,7 +211,10 @@ func (m mischief) worthIt(extent, at string, real bool) bool {
 }
 
 // extents are how long a fault lasts.
-var extents = []string{"once", "twice", "for ever", "for ever, everywhere"}
+var extents = []string{"once", "twice", "for ever", everywhere}
+
+// everywhere is the extent of a fault that strikes all requests from one on.
+const everywhere = "for ever, everywhere"
 
 // set makes the fault strike from the request on that is at the position.
 func (m mischief) set(w *world, at, extent string) {
@@ -215,7 +227,7 @@ func (m mischief) set(w *world, at, extent string) {
 	default:
 		f.Count = -1
 	}
-	if extent != "for ever, everywhere" {
+	if extent != everywhere {
 		f.Method, f.Path, _ = strings.Cut(at, " ")
 	}
 	w.server.SetFaults(f)

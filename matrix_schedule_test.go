@@ -138,7 +138,11 @@ type plotHost struct {
 func (p plot) run(t *testing.T) (problems []string) {
 	never := 0
 	w := newRealWorld(t, Config{Store: newMemoryStore(), ClaimTime: plotClaim, AutoStopMinutes: &never}, "")
-	o := &oracle{world: w, forged: true, limited: true, ends: true}
+	o := &oracle{world: w, ends: true}
+	for _, f := range p.faults {
+		o.forged = o.forged || mischief{fault: f}.forges()
+		o.limited = o.limited || f.Status == 429 && (f.Path == "" || f.Path == "/api/**") // those that meet a creation
+	}
 	bystander := plant(t, w.server, w.server.APIKey(), "leasehold-create-"+uuid.NewString())
 	w.server.Sandbox(bystander).Settle(time.Minute)
 	w.mu.Lock()

@@ -153,7 +153,7 @@ func (c cell) play(t *testing.T, s *stage) (met bool) {
 	action, delay := c.mischief.fault.Action, c.mischief.fault.Delay
 	o := &oracle{
 		world: s.world, lied: c.mischief.lies(c.at), forged: c.mischief.forges(), lost: action == emulator.LoseContainer, broken: action == emulator.RunnerFailure,
-		stalled: action == emulator.StallChange && delay == 0, limited: c.mischief.fault.Status == 429,
+		stalled: action == emulator.StallChange && delay == 0, limited: c.mischief.limits(c.at, c.extent),
 	}
 	defer o.report(t, c.String())
 	var scratch map[string]bool
@@ -219,6 +219,9 @@ func (c cell) play(t *testing.T, s *stage) (met bool) {
 		o.judgeScratch(s.ref.Workspace, scratch)
 	}
 
+	if hit.Load() && c.mischief.host == nil && s.arrived()[c.position-1] == c.at && s.server.Faults()[0].Hits == 0 {
+		o.wrong("the fault struck nothing: the cell proves nothing")
+	}
 	s.server.SetFaults()
 	s.begin(nil)
 	if o.stalled {

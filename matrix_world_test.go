@@ -182,7 +182,7 @@ func (w *world) alive() []string {
 // idsAfter are the segments of a path after which there is an id or a number.
 var idsAfter = map[string]bool{
 	"sandbox": true, "toolbox": true, "session": true, "command": true, "pty": true, "autodelete": true, "ports": true, "preview": true,
-	"snapshots": true, "signed": true,
+	"snapshots": true, "signed-preview-url": true,
 }
 
 // route is a request with its ids replaced.
