@@ -256,8 +256,9 @@ func (o *oracle) judgeCommand(c *commandClaim, err error) {
 	if c.StopConfirmed && len(pids) > 0 && !processEnded(pids[0]) {
 		o.within("the end of a command whose stop was confirmed", func() bool { return processEnded(pids[0]) })
 	}
-	// A sandbox that ends kills its processes in any order: a command may see the end of an input that was cut off.
-	cut := (o.lost || o.ends) && err != nil && c.StdinSize < c.stdin
+	// A sandbox that ends kills its processes in any order, and so does a session that is deleted because nothing else could be
+	// asked for: a command may see the end of an input that was cut off.
+	cut := (o.lost || o.ends || !c.StopConfirmed) && err != nil && c.StdinSize < c.stdin
 	if c.Fidelity != FidelityDamaged && !cut {
 		for _, stream := range []struct{ want, got []byte }{{c.wantOut, c.out}, {c.wantErrs, c.errs}} {
 			if !bytes.HasPrefix(stream.want, stream.got) {
