@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"testing"
 	"time"
 )
@@ -24,6 +25,18 @@ type operation struct {
 	shares bool
 	// once says that a second time is something else: what it is about is over, or is known to its host alone.
 	once bool
+}
+
+// named are the operations of those names. There must be one of each.
+func named(all []operation, names ...string) (found []operation) {
+	for _, name := range names {
+		i := slices.IndexFunc(all, func(op operation) bool { return op.name == name })
+		if i < 0 {
+			panic("no operation " + name)
+		}
+		found = append(found, all[i])
+	}
+	return found
 }
 
 // leased prepares a lease, and the envelope of its creation as it was before the sandbox was seen.

@@ -61,14 +61,11 @@ const (
 // plotOperations are those that need no host to have prepared anything. What changes the state of a sandbox is asked for in
 // one lane for each lease, so that it can be judged by the state.
 func plotOperations() (uses, lives []operation) {
-	for _, op := range slices.Concat(operations(), sandboxOperations()) {
-		switch {
-		case op.shell != nil, op.once, strings.HasPrefix(op.name, "export through"), strings.Contains(op.name, "large"):
-		case op.name == "destroy", op.name == "release and delete", op.name == "release and retain", op.name == "resume a running one":
-			lives = append(lives, op)
-		case op.name == "acquire", op.name == "bind and use", op.name == "prove idle", op.name == "open ssh":
-			uses = append(uses, op)
-		case op.real && !strings.Contains(op.name, "acquire") && !strings.Contains(op.name, "resume") && !strings.Contains(op.name, "endpoint") && !strings.Contains(op.name, "snapshot"):
+	lives = named(operations(), "destroy", "release and delete", "release and retain", "resume a running one")
+	uses = named(operations(), "acquire", "bind and use", "prove idle", "open ssh")
+	for _, op := range sandboxOperations() {
+		excluded := func(part string) bool { return strings.Contains(op.name, part) }
+		if op.shell == nil && !op.once && !slices.ContainsFunc([]string{"export through", "large", "acquire", "resume", "endpoint", "snapshot"}, excluded) {
 			uses = append(uses, op)
 		}
 	}
