@@ -87,7 +87,7 @@ func TestEndpointReachesTheService(t *testing.T) {
 	port := service(t, echo)
 	l := r.acquired(t)
 	e := endpointOf(t, l, port)
-	r.wantRequests(t, "GET /api/sandbox/*", "GET /api/sandbox/*/ports/"+strconv.Itoa(port)+"/preview-url")
+	r.wantRequests(t, "GET /api/sandbox/*", "GET "+pathPreview)
 	if e.Port() != port {
 		t.Errorf("Port() = %d, want %d", e.Port(), port)
 	}

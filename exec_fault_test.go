@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -374,10 +375,8 @@ func wantDead(t *testing.T, file string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pid := strings.TrimSpace(string(data))
-	stat, err := os.ReadFile("/proc/" + pid + "/stat")
-	if err == nil && !strings.Contains(string(stat), ") Z ") {
-		t.Errorf("process %s still runs: %s", pid, stat)
+	if pid, err := strconv.Atoi(strings.TrimSpace(string(data))); err != nil || !processEnded(pid) {
+		t.Errorf("process %q still runs (%v)", data, err)
 	}
 }
 

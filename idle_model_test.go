@@ -220,13 +220,10 @@ func (m *idleModel) execute(q *idleRequest, id string) *http.Response {
 	if err := json.Unmarshal(q.body, &body); err != nil {
 		panic(err)
 	}
-	mark := "\n" + ownMark.FindString(body.Command)
-	output := mark + " content " + b.sentinel + "\n"
-	if content := ownContent.FindStringSubmatch(body.Command); content != nil {
-		b.sentinel = content[1]
-		output = mark + " workspace ok\n" + mark + " shell sh\n" + mark + " sentinel ok\n" + mark + " path /workspace\n"
+	if content := sentinelSet(body.Command); content != "" {
+		b.sentinel = content
 	}
-	return reply(200, map[string]any{"exitCode": 0, "result": output})
+	return reply(200, map[string]any{"exitCode": 0, "result": answerScript(body.Command, "/workspace", b.sentinel)})
 }
 
 func (m *idleModel) logf(format string, args ...any) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -41,6 +42,27 @@ var (
 	ownMark    = regexp.MustCompile(`leasehold-[A-Z2-7]{26}`)
 	ownContent = regexp.MustCompile(`printf %s '([^']*)' >`)
 )
+
+// sentinelSet is the content of the sentinel that a script of set-up writes; empty: it is one of verification.
+func sentinelSet(script string) string {
+	if content := ownContent.FindStringSubmatch(script); content != nil {
+		return content[1]
+	}
+	return ""
+}
+
+// answerScript is what a script of set-up or of verification prints in a sandbox with that workspace and sentinel.
+func answerScript(script, workspace, sentinel string) string {
+	lines := []string{"content " + sentinel}
+	if sentinelSet(script) != "" {
+		lines = []string{"workspace ok", "shell sh", "sentinel ok", "path " + workspace}
+	}
+	var output strings.Builder
+	for _, line := range lines {
+		fmt.Fprintf(&output, "\n%s %s\n", ownMark.FindString(script), line)
+	}
+	return output.String()
+}
 
 // newWorld is a world in virtual time: it must be called in a bubble.
 func newWorld(t *testing.T, cfg Config) *world {
@@ -145,14 +167,12 @@ func (w *world) toolbox(rw http.ResponseWriter, q *http.Request) {
 	if err := json.NewDecoder(q.Body).Decode(&body); err != nil || q.URL.Path != "/process/execute" {
 		panic(http.ErrAbortHandler)
 	}
-	mark := "\n" + ownMark.FindString(body.Command)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	output := mark + " content " + w.content + "\n"
-	if content := ownContent.FindStringSubmatch(body.Command); content != nil {
-		w.content = content[1]
-		output = mark + " workspace ok\n" + mark + " shell sh\n" + mark + " sentinel ok\n" + mark + " path /home/daytona/workspace\n"
+	if content := sentinelSet(body.Command); content != "" {
+		w.content = content
 	}
+	output := answerScript(body.Command, "/home/daytona/workspace", w.content)
 	rw.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(rw).Encode(map[string]any{"exitCode": 0, "result": output})
 }
@@ -185,7 +205,7 @@ var idsAfter = map[string]bool{
 	"snapshots": true, "signed-preview-url": true,
 }
 
-// route is a request with its ids replaced.
+// route is a request as "METHOD path", with the ids and numbers in the path replaced by *.
 func route(method, path string) string {
 	segments := strings.Split(path, "/")
 	for i := 1; i < len(segments); i++ {

@@ -168,17 +168,16 @@ func (m *model) toolbox(rw http.ResponseWriter, q *http.Request) {
 	if err := json.NewDecoder(q.Body).Decode(&body); err != nil || q.URL.Path != "/process/execute" {
 		panic(http.ErrAbortHandler)
 	}
-	mark := "\n" + ownMark.FindString(body.Command)
-	var output string
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if content := ownContent.FindStringSubmatch(body.Command); content != nil {
-		workspace := "/home/" + modelSandbox.FindStringSubmatch(content[1])[1]
-		m.sentinels[workspace] = content[1]
-		output = mark + " workspace ok\n" + mark + " shell sh\n" + mark + " sentinel ok\n" + mark + " path " + workspace + "\n"
-	} else if workspace := modelWorkspace.FindStringSubmatch(body.Command); workspace != nil {
-		output = mark + " content " + m.sentinels[workspace[1]] + "\n"
+	var workspace string
+	if content := sentinelSet(body.Command); content != "" {
+		workspace = "/home/" + modelSandbox.FindStringSubmatch(content)[1]
+		m.sentinels[workspace] = content
+	} else {
+		workspace = modelWorkspace.FindStringSubmatch(body.Command)[1]
 	}
+	output := answerScript(body.Command, workspace, m.sentinels[workspace])
 	rw.Header().Set("Content-Type", "application/json")
 	_ = json.NewEncoder(rw).Encode(map[string]any{"exitCode": 0, "result": output})
 }

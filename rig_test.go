@@ -80,17 +80,11 @@ func request() AcquireRequest {
 	return AcquireRequest{Scope: Scope{Tenant: "acme", Environment: "test", Run: "run-1"}}
 }
 
-// requests returns the log as "METHOD path status", with ids, names and session parts replaced by *.
+// requests are the routes of the requests in the log.
 func (r *rig) requests() []string {
 	var lines []string
 	for _, q := range r.server.Requests() {
-		segments := strings.Split(q.Path, "/")
-		for i := range segments {
-			if i > 0 && (segments[i-1] == "sandbox" || segments[i-1] == "toolbox" || segments[i-1] == "session" || segments[i-1] == "command" || segments[i-1] == "autodelete") && segments[i] != "paginated" {
-				segments[i] = "*"
-			}
-		}
-		lines = append(lines, q.Method+" "+strings.Join(segments, "/"))
+		lines = append(lines, route(q.Method, q.Path))
 	}
 	return lines
 }
