@@ -32,7 +32,11 @@
 // requests in flight then end as if the daemon had died (502 with an empty body, or a dropped connection); an
 // unauthenticated preview request is a plain 401 in the path form, where there is no domain to come back to, and leads to
 // a login page in the host form; a captured snapshot appears when the capture has ended; builds run nothing, and their
-// log has a line for each instruction.
+// log has a line for each instruction; a start that fails is answered like a creation that fails (400), not with the state.
+//
+// Left out, so that tests need not wait or count on chance: the proxy asks for each request whether its key is valid, and
+// remembers no answer (production: 2 min a valid one, 5 s another); no deletion loses a race to another change ("Sandbox was
+// modified by another operation", 409); processes go on while their sandbox's files are captured, unanswered.
 //
 // # Time
 //
