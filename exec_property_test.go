@@ -211,7 +211,7 @@ func (s schedule) shrunk(fails func(schedule) bool) schedule {
 // runs thousands.
 func TestRandomFaults(t *testing.T) {
 	root := scratchRoot(t)
-	first, n := seeds(t, anySeed(), 60/share, 4000)
+	first, n := seeds(t, anySeed(), 60/oneIn, 4000)
 	var runs []func()
 	for seed := first; seed < first+n; seed++ {
 		runs = append(runs, func() {

@@ -307,14 +307,6 @@ func (o *oracle) sweepAll(t *testing.T, next *provider) {
 	}
 }
 
-// virtualShare is how many cells in virtual time there are to one that runs.
-func virtualShare() int {
-	if long() {
-		return 1
-	}
-	return 2 * share
-}
-
 // batchSize is how many cells share a world.
 const batchSize = 10
 
@@ -413,7 +405,7 @@ func TestFaultMatrix(t *testing.T) {
 				continue
 			}
 			if only == nil {
-				cells = sampledOf(t, virtualShare(), cells, func(c cell) string { return string(c.mischief.fault.Action) })
+				cells = sampledOf(t, unlessLong(2*oneIn), cells, func(c cell) string { return string(c.mischief.fault.Action) })
 			}
 			for position, at := range healthy {
 				t.Run(fmt.Sprintf("%s/%d %s", op.name, position+1, at), func(t *testing.T) {

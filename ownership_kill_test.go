@@ -469,7 +469,7 @@ func TestKilledAnywhere(t *testing.T) {
 				s.converge(t, at+", "+andThen, reusable)
 				return at, andThen
 			}
-			step := oneIn()
+			step := unlessLong(oneIn)
 			switch {
 			case operation == "sweep":
 			case raced:

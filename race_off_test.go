@@ -2,8 +2,8 @@
 
 package leasehold
 
-// share is how many like cases there are to one that runs.
-const share = 6
+// oneIn says that one like case in so many runs.
+const oneIn = 6
 
 // raced says whether the race detector is on.
 const raced = false

@@ -2,8 +2,8 @@
 
 package leasehold
 
-// share is how many like cases there are to one that runs. The race detector makes each several times as dear.
-const share = 30
+// oneIn says that one like case in so many runs. The race detector makes each several times as dear.
+const oneIn = 30
 
 // raced says whether the race detector is on.
 const raced = true

@@ -13,22 +13,22 @@ import (
 // long reports whether tests are to be as large as they should be from time to time.
 func long() bool { return os.Getenv("LEASEHOLD_LONG") == "1" }
 
-// oneIn is how many like cases there are to one that runs: the share, or 1 if all do.
-func oneIn() int {
+// unlessLong is oneIn, or in a long run 1: all cases run.
+func unlessLong(oneIn int) int {
 	if long() {
 		return 1
 	}
-	return share
+	return oneIn
 }
 
-// sampled returns a share of many like cases, the same each time: at least one of each kind, and each kind begins one
-// further than the one before, so that the share is spread over all in which cases of a kind differ.
+// sampled returns one in so many like cases, the same each time: at least one of each kind, and each kind begins one
+// further than the one before, so that they are spread over all in which cases of a kind differ.
 func sampled[C any](t *testing.T, cases []C, kind func(C) string) []C {
 	t.Helper()
-	return sampledOf(t, oneIn(), cases, kind)
+	return sampledOf(t, unlessLong(oneIn), cases, kind)
 }
 
-// sampledOf is sampled with a share of its own.
+// sampledOf is sampled with a number of its own.
 func sampledOf[C any](t *testing.T, oneIn int, cases []C, kind func(C) string) []C {
 	t.Helper()
 	size, begin, seen := make(map[string]int), make(map[string]int), make(map[string]int)

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 type backend struct {
 	name       string // its column in differences
 	transports []leasehold.Transport
-	oneIn      int              // how many cases of commands there are to one that runs
+	oneIn      int              // one case of commands in so many runs
 	config     leasehold.Config // of every provider; a Workspace is one that sandboxes share, and is cut into one for each
 	embedded   bool             // providers are those of NewLocal
 	list       *list
@@ -58,7 +58,7 @@ func newBackend(t *testing.T, name, dir string) *backend {
 // sampled takes a share of the commands, unless all are asked for.
 func (b *backend) sampled() {
 	if !long() {
-		b.oneIn = commandShare
+		b.oneIn = oneIn
 	}
 }
 

@@ -2,6 +2,5 @@
 
 package conformance_test
 
-// commandShare is how many cases of commands there are to one that runs on a backend that differs from another one only by the
-// road to it.
-const commandShare = 2
+// oneIn says that one case of commands in so many runs on a backend that differs from another one only by the road to it.
+const oneIn = 2

@@ -2,6 +2,6 @@
 
 package conformance_test
 
-// commandShare is how many cases of commands there are to one that runs on a backend that differs from another one only by the
-// road to it. The race detector makes each dearer.
-const commandShare = 3
+// oneIn says that one case of commands in so many runs on a backend that differs from another one only by the road to it. The
+// race detector makes each dearer.
+const oneIn = 3
