@@ -35,7 +35,10 @@ const (
 
 // ExportOptions are the options of an export. The zero value exports everything and refuses unsafe links.
 type ExportOptions struct {
-	// Exclude leaves out entries of a directory, in the language of [ImportOptions.Exclude].
+	// Exclude leaves out entries of a directory, in the language of [ImportOptions.Exclude]. GNU tar does not read them at all,
+	// unless a pattern has a "?", a "[" or a "**", or a slash at its end: then the names of one file become files of their own.
+	// Other tars read everything, and a file whose first name is left out and another one is not is an [ErrUnsafe], or is
+	// listed with LinksOmit.
 	Exclude []string
 	// UnsafeLinks says what to do with links out of the directory. The zero value is LinksReject.
 	UnsafeLinks LinkPolicy

@@ -11,13 +11,14 @@ import (
 // result has no names and links that [ExtractOptions.Links] does not allow, no owners, no devices, and no set-id and sticky
 // bits. Nothing in it lies behind a symbolic link of it, no hard link's target either: who extracts it and follows what was
 // made before stays in the tree. It is an archive only once Copy has succeeded: before, its end is missing. Options about
-// the host's disk do not apply. A small record of each symbolic link is held.
+// the host's disk do not apply. A small record of each symbolic link is held. A hard link to a symbolic link becomes that
+// link again.
 //
 // That a hard link's target is a file that came before is left to who extracts it.
 func Copy(ctx context.Context, r io.Reader, w io.Writer, opt ExtractOptions) (Summary, error) {
 	opt = opt.withDefaults()
 	var sum Summary
-	c := &copier{m: newMembers(ctx, r, opt, &sum), opt: opt, sum: &sum, out: tar.NewWriter(w), links: map[nameKey]bool{}, buf: make([]byte, chunkSize)}
+	c := &copier{m: newMembers(ctx, r, opt, &sum), opt: opt, sum: &sum, out: tar.NewWriter(w), links: map[nameKey]string{}, buf: make([]byte, chunkSize)}
 	for {
 		h, name, err := c.m.next()
 		if err == io.EOF {
@@ -46,9 +47,13 @@ type copier struct {
 	out *tar.Writer
 	buf []byte
 
-	links map[nameKey]bool // the symbolic links that nothing has replaced
-	clear string           // a directory that is none of them, and does not lie behind one
+	links map[nameKey]string // the symbolic links that nothing has replaced, and their targets; "" when maxTargets are held
+	held  int                // bytes of targets
+	clear string             // a directory that is none of them, and does not lie behind one
 }
+
+// maxTargets bounds the targets of symbolic links that are held, in bytes.
+const maxTargets = 16 << 20
 
 // behind reports whether a path passes through a symbolic link of the archive.
 func (c *copier) behind(name string) bool {
@@ -57,7 +62,7 @@ func (c *copier) behind(name string) bool {
 		return false
 	}
 	for i := range len(name) {
-		if name[i] == '/' && c.links[keyOf(name[:i])] {
+		if name[i] == '/' && c.isLink(name[:i]) {
 			return true
 		}
 	}
@@ -65,22 +70,35 @@ func (c *copier) behind(name string) bool {
 	return false
 }
 
+func (c *copier) isLink(name string) bool {
+	_, ok := c.links[keyOf(name)]
+	return ok
+}
+
 // place notes an entry, which must not lie behind a link, nor be a directory in the place of one.
-func (c *copier) place(kind byte, name string) error {
+func (c *copier) place(kind byte, name, target string) error {
 	if c.behind(name) {
 		return fail(ErrUnsafe, name, "a member would be written through something that is not a directory", nil)
 	}
-	switch key := keyOf(name); kind {
+	key := keyOf(name)
+	delete(c.m.omitted, key)
+	switch kind {
 	case tar.TypeSymlink:
-		c.links[key] = true
+		c.held -= len(c.links[key])
+		if c.held += len(target); c.held > maxTargets {
+			c.held -= len(target)
+			target = ""
+		}
+		c.links[key] = target
 		if within(c.clear, name) {
 			c.clear = ""
 		}
 	case tar.TypeDir:
-		if c.links[key] {
+		if c.isLink(name) {
 			return fail(ErrUnsafe, name, "a directory of the name of an earlier member", nil)
 		}
 	default:
+		c.held -= len(c.links[key])
 		delete(c.links, key)
 	}
 	return nil
@@ -102,23 +120,37 @@ func (c *copier) member(h *tar.Header, name string) error {
 	case tar.TypeSymlink:
 		dir, _ := split(name)
 		if !c.m.linkAllowed(dir, h.Linkname) {
-			return unsafeLink(c.opt, c.sum, name, "a link out of the tree")
+			return c.m.unsafeLink(name, "a link out of the tree")
 		}
 		clean.Linkname = h.Linkname
 	case tar.TypeLink:
 		target, err := c.m.name(h.Linkname)
 		if err != nil || target == "" || target == name {
-			return unsafeLink(c.opt, c.sum, name, "a hard link out of the tree")
+			return c.m.unsafeLink(name, "a hard link out of the tree")
 		}
-		if c.behind(target) || c.links[keyOf(target)] {
-			return unsafeLink(c.opt, c.sum, name, "a hard link to something that is not a file extracted before it")
+		if reason, ok := c.m.omitted[keyOf(target)]; ok {
+			c.m.omit(name, reason)
+			return nil
 		}
-		clean.Linkname = target
+		link := c.links[keyOf(target)]
+		dir, _ := split(name)
+		switch {
+		case c.opt.Exclude.MatchBelow(target, false):
+			return c.m.unsafeLink(name, linkToExcluded)
+		case c.behind(target), link == "" && c.isLink(target):
+			return c.m.unsafeLink(name, linkToNoFile)
+		case link == "":
+			clean.Linkname = target
+		case !c.m.linkAllowed(dir, link):
+			return c.m.unsafeLink(name, "a link out of the tree")
+		default:
+			clean.Typeflag, clean.Linkname = tar.TypeSymlink, link
+		}
 	default:
-		c.sum.skipKind(h.Typeflag, name)
+		c.m.omit(name, reasonOf(h.Typeflag))
 		return nil
 	}
-	if err := c.place(clean.Typeflag, name); err != nil {
+	if err := c.place(clean.Typeflag, name, clean.Linkname); err != nil {
 		return err
 	}
 	if err := c.out.WriteHeader(clean); err != nil {

@@ -192,43 +192,23 @@ func (x *extractor) member(h *tar.Header, name string) (bool, error) {
 		}
 		return x.directory(h, base, name)
 	case tar.TypeSymlink:
-		if !x.m.linkAllowed(dir, h.Linkname) {
-			return false, x.unsafeLink(name, "a link out of the tree")
-		}
-		if err := x.enter(dir); err != nil {
-			return false, err
-		}
-		return x.place(base, name, func() error { return x.at.Symlink(h.Linkname, base) })
+		return x.symlink(h.Linkname, dir, base, name)
 	case tar.TypeLink:
 		return x.hardLink(h, dir, base, name)
 	}
-	x.sum.skipKind(h.Typeflag, name)
+	x.m.omit(name, reasonOf(h.Typeflag))
 	return false, nil
 }
 
-// skipKind lists a member of a kind that is never made.
-func (s *Summary) skipKind(kind byte, name string) {
+// reasonOf says why a member of a kind is never made.
+func reasonOf(kind byte) Reason {
 	switch kind {
 	case tar.TypeFifo:
-		s.Skip(name, ReasonFIFO)
+		return ReasonFIFO
 	case tar.TypeChar, tar.TypeBlock:
-		s.Skip(name, ReasonDevice)
-	default:
-		s.Skip(name, ReasonUnknown)
+		return ReasonDevice
 	}
-}
-
-func (x *extractor) unsafeLink(name, detail string) error {
-	return unsafeLink(x.opt, x.sum, name, detail)
-}
-
-// unsafeLink applies the policy to a link that is not allowed.
-func unsafeLink(opt ExtractOptions, sum *Summary, name, detail string) error {
-	if opt.Links == LinksOmit {
-		sum.Skip(name, ReasonLink)
-		return nil
-	}
-	return fail(ErrUnsafe, name, detail, nil)
+	return ReasonUnknown
 }
 
 // enter makes dir the innermost open directory. Each component must be a real directory: a member is never written
@@ -527,21 +507,54 @@ func writeChunk(f *os.File, name string, chunk []byte, sparse bool, sp *space) e
 
 var zeros [chunkSize]byte
 
-// hardLink gives an extracted file another name. A hard link's target is a name of the archive, judged from its root.
+// Why hard links are refused.
+const (
+	linkToExcluded = "a hard link to a file that is left out"
+	linkToNoFile   = "a hard link to something that is not a file extracted before it"
+)
+
+// symlink makes a symbolic link, if its target is allowed.
+func (x *extractor) symlink(target, dir, base, name string) (bool, error) {
+	if !x.m.linkAllowed(dir, target) {
+		return false, x.m.unsafeLink(name, "a link out of the tree")
+	}
+	if err := x.enter(dir); err != nil {
+		return false, err
+	}
+	return x.place(base, name, func() error { return x.at.Symlink(target, base) })
+}
+
+// hardLink gives an extracted file another name, and makes a symbolic link again: its target is judged anew from where it
+// lies. A hard link's own target is a name of the archive, judged from its root.
 func (x *extractor) hardLink(h *tar.Header, dir, base, name string) (bool, error) {
 	target, err := x.m.name(h.Linkname)
 	if err != nil {
 		var e *Error
 		if errors.As(err, &e) && e.Kind == ErrUnsafe {
-			return false, x.unsafeLink(name, "a hard link out of the tree")
+			return false, x.m.unsafeLink(name, "a hard link out of the tree")
 		}
 		return false, err
 	}
 	if target == name {
-		return false, x.unsafeLink(name, "a hard link to itself")
+		return false, x.m.unsafeLink(name, "a hard link to itself")
 	}
-	if !x.isRegular(target) {
-		return false, x.unsafeLink(name, "a hard link to something that is not a file extracted before it")
+	if x.opt.Exclude.MatchBelow(target, false) {
+		return false, x.m.unsafeLink(name, linkToExcluded)
+	}
+	fi := x.lstat(target)
+	reason, omitted := x.m.omitted[keyOf(target)]
+	switch {
+	case fi == nil && omitted:
+		x.m.omit(name, reason)
+		return false, nil
+	case fi != nil && fi.Mode()&fs.ModeSymlink != 0:
+		link, err := x.root.Readlink(target)
+		if err != nil {
+			return false, fail(ErrDest, target, "", err)
+		}
+		return x.symlink(link, dir, base, name)
+	case fi == nil || !fi.Mode().IsRegular():
+		return false, x.m.unsafeLink(name, linkToNoFile)
 	}
 	if err := x.enter(dir); err != nil {
 		return false, err
@@ -594,8 +607,8 @@ func (x *extractor) copyFile(target, base, name string, refused error) error {
 	return nil
 }
 
-// isRegular reports whether the path, without passing any link, is a regular file.
-func (x *extractor) isRegular(name string) bool {
+// lstat looks at a path without passing any link; nil when nothing is there.
+func (x *extractor) lstat(name string) fs.FileInfo {
 	at := x.root
 	for {
 		base, rest, more := strings.Cut(name, "/")
@@ -604,14 +617,17 @@ func (x *extractor) isRegular(name string) bool {
 			if at != x.root {
 				at.Close()
 			}
-			return err == nil && !more && fi.Mode().IsRegular()
+			if err != nil || more {
+				return nil
+			}
+			return fi
 		}
 		sub, err := at.OpenRoot(base)
 		if at != x.root {
 			at.Close()
 		}
 		if err != nil {
-			return false
+			return nil
 		}
 		at, name = sub, rest
 	}

@@ -98,7 +98,7 @@ func TestF1UnsafeMembersAreRefused(t *testing.T) {
 		"hard link out":                      {hard("h", "../../outside.txt")},
 		"hard link absolute":                 {hard("h", "/etc/passwd")},
 		"hard link to what is not there yet": {hard("h", "f"), {name: "f"}},
-		"hard link to a link":                {link("l", "f"), hard("h", "l")},
+		"hard link to a link, further up":    {link("d/l", "../f"), hard("h", "d/l")},
 		"hard link to a directory":           {dir("d/"), hard("h", "d")},
 		"hard link to itself":                {{name: "f"}, hard("f", "f")},
 		"hard link to earlier content":       {hard("h", "old.txt")},
@@ -139,6 +139,56 @@ func TestUnsafeLinksCanBeLeftOutAndAreListed(t *testing.T) {
 	}
 	onlyEntries(t, a.dest, "d", "kept", "ok")
 	a.outsideIntact(t)
+}
+
+// A hard link is another name of something: of a file, of a symbolic link, of what was listed, or of what was excluded.
+func TestOtherNamesShareTheFateOfTheFirst(t *testing.T) {
+	hard := func(name, target string) entry { return entry{kind: tar.TypeLink, name: name, link: target} }
+	data := tarball(t,
+		entry{name: "a", body: "a"}, hard("a2", "a"),
+		entry{kind: tar.TypeSymlink, name: "d/l", link: "../a"}, hard("d/l2", "d/l"), hard("e/l3", "d/l"),
+		entry{kind: tar.TypeSymlink, name: "out", link: "/etc"}, hard("out2", "out"),
+		entry{kind: tar.TypeFifo, name: "fifo"}, hard("fifo2", "fifo"))
+	want := []string{`-rw-r--r-- "a" "a"`, `-rw-r--r-- "a2" "a"`, `"d/l" -> ../a`, `"d/l2" -> ../a`, `"e/l3" -> ../a`}
+	skipped := []Skipped{{"out", ReasonLink}, {"out2", ReasonLink}, {"fifo", ReasonFIFO}, {"fifo2", ReasonFIFO}}
+	opt := ExtractOptions{Links: LinksOmit}
+	check := func(sum Summary, err error, dir string) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(skipped, sum.Skipped); diff != "" {
+			t.Errorf("skipped mismatch (-want +got):\n%s", diff)
+		}
+		got := strings.Join(describe(t, dir), "\n")
+		for _, line := range want {
+			if !strings.Contains(got, line) {
+				t.Errorf("%s is missing in:\n%s", line, got)
+			}
+		}
+	}
+	a := newArena(t)
+	sum, err := a.extract(data, opt)
+	check(sum, err, a.dest)
+	var out bytes.Buffer
+	sum, err = Copy(t.Context(), bytes.NewReader(data), &out, opt)
+	if _, err := a.extract(out.Bytes(), ExtractOptions{}); err != nil {
+		t.Fatalf("the copy is no whole archive: %v", err)
+	}
+	check(sum, err, a.dest)
+
+	exclude, err := NewMatcher([]string{"cache/"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	data = tarball(t, entry{name: "cache/blob"}, hard("lib/blob", "cache/blob"), entry{kind: tar.TypeSymlink, name: "l", link: "cache"}, hard("m", "l"))
+	_, err = a.extract(data, ExtractOptions{Exclude: exclude})
+	_, err2 := Copy(t.Context(), bytes.NewReader(data), io.Discard, ExtractOptions{Exclude: exclude})
+	for _, err := range []error{err, err2} {
+		if wantKind(t, err, ErrUnsafe); !strings.Contains(err.Error(), linkToExcluded) {
+			t.Errorf("error %v, want one that says why", err)
+		}
+	}
 }
 
 func TestDevicesAndFIFOsAreListedNotMade(t *testing.T) {

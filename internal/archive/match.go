@@ -156,32 +156,35 @@ func matchParts(pat, name []string) bool {
 }
 
 // TarArgs returns arguments that make GNU tar leave out the same entries of an archive of ".". Patterns whose meaning
-// differs there ("**", "?", which is a byte there and a character here, character classes, directories only), and those
-// that match ".", and there the whole archive, such as ".*", are left to the reader of the archive, which applies all
-// patterns anyway: the arguments save bytes, they do not decide.
+// differs there ("**", "?", which is a byte there and a character here, character classes, directories only) are left to
+// the reader of the archive, which applies all patterns anyway: the arguments save bytes, they do not decide. But then no
+// file is archived as a link to another name of it, which the reader may leave out.
 func (m *Matcher) TarArgs() []string {
 	if m == nil {
 		return nil
 	}
-	var args []string
+	args := []string{"--wildcards", "--no-wildcards-match-slash"}
+	whole := true
 	for _, p := range m.patterns {
 		text := strings.Join(p.parts, "/")
 		if p.dirOnly || hasOther(text) || strings.Contains(text, "**") {
+			whole = false
 			continue
 		}
-		if root, _ := path.Match(text, "."); root && !p.anchored {
-			continue
-		}
-		if p.anchored {
+		root, _ := path.Match(text, ".")
+		switch {
+		case p.anchored:
 			args = append(args, "--anchored", "--exclude=./"+text)
-		} else {
+		case root: // such as ".*", which would match the whole archive
+			args = append(args, "--no-anchored", "--exclude=*/"+text)
+		default:
 			args = append(args, "--no-anchored", "--exclude="+text)
 		}
 	}
-	if args == nil {
-		return nil
+	if !whole {
+		args = append(args, "--hard-dereference")
 	}
-	return append([]string{"--wildcards", "--no-wildcards-match-slash"}, args...)
+	return args
 }
 
 // hasOther reports whether a glob has a "?" or a character class.

@@ -24,6 +24,8 @@ type members struct {
 	bytes  int64  // content promised by their headers
 	joined bool   // other archives may follow the first one
 	clear  string // a directory that was found not to be excluded, nor any above it
+
+	omitted map[nameKey]Reason // what was left out and listed, and so its other names
 }
 
 // source counts the bytes that the tar reader consumes, bounds them, and remembers whether it has met the end of the
@@ -111,6 +113,24 @@ func (m *members) excluded(name string, isDir bool) bool {
 		m.clear = name
 	}
 	return false
+}
+
+// omit leaves a member out, and lists it.
+func (m *members) omit(name string, r Reason) {
+	if m.omitted == nil {
+		m.omitted = map[nameKey]Reason{}
+	}
+	m.omitted[keyOf(name)] = r
+	m.sum.Skip(name, r)
+}
+
+// unsafeLink applies the policy to a link that is not allowed.
+func (m *members) unsafeLink(name, detail string) error {
+	if m.opt.Links != LinksOmit {
+		return fail(ErrUnsafe, name, detail, nil)
+	}
+	m.omit(name, ReasonLink)
+	return nil
 }
 
 // another counts a member, or a directory that none names.

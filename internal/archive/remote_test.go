@@ -372,6 +372,58 @@ func TestExportScriptMakesAnArchive(t *testing.T) {
 	}
 }
 
+// Whichever of a file's names the sandbox's tar meets first: if that is excluded, the others are whole.
+func TestF2ExportOfFilesWithSeveralNames(t *testing.T) {
+	src, base := t.TempDir(), t.TempDir()
+	put(t, src, map[string]string{"cache/blob": "x", "lib/f": "y"})
+	for _, names := range [][2]string{{"cache/blob", "lib/blob"}, {"lib/blob", "zz/blob"}, {"lib/f", "lib/g"}, {"lib/l", "lib/m"}} {
+		from, to := filepath.Join(src, names[0]), filepath.Join(src, names[1])
+		if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if names[0] == "lib/l" {
+			if err := os.Symlink("f", from); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.Link(from, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for pattern, several := range map[string]bool{"cache/": false, "c?che": false, "[c]ache": false, "zz/**": false, "cache": true, ".*": true} {
+		exclude, err := NewMatcher([]string{pattern})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := contents(t, src)
+		for name := range want {
+			if exclude.MatchBelow(name, false) {
+				delete(want, name)
+			}
+		}
+		r := RemoteExport{Scratch: filepath.Join(base, StageName()), Dir: src, Exclude: exclude}
+		data := pieces(t, r, deliver(t, os.Getenv("PATH"), r.Make(), r.Scratch))
+		var copied bytes.Buffer
+		if _, err := Copy(t.Context(), bytes.NewReader(data), &copied, ExtractOptions{Exclude: exclude}); err != nil {
+			t.Fatalf("%s: %v", pattern, err)
+		}
+		for what, data := range map[string][]byte{"made": data, "copied": copied.Bytes()} {
+			dest := filepath.Join(base, "dest")
+			if _, err := Extract(t.Context(), bytes.NewReader(data), dest, ExtractOptions{Exclude: exclude}); err != nil {
+				t.Fatalf("%s, %s: %v", pattern, what, err)
+			}
+			if diff := cmp.Diff(want, contents(t, dest)); diff != "" {
+				t.Errorf("%s, %s: tree mismatch (-want +got):\n%s", pattern, what, diff)
+			}
+			f, err1 := os.Stat(filepath.Join(dest, "lib/f"))
+			g, err2 := os.Stat(filepath.Join(dest, "lib/g"))
+			if errors.Join(err1, err2) != nil || os.SameFile(f, g) != several {
+				t.Errorf("%s, %s: two names are one file: %v, %v, %v, want %v", pattern, what, !several, err1, err2, several)
+			}
+		}
+	}
+}
+
 // pieces reads the pieces that a reply speaks of, and checks their sums.
 func pieces(t testing.TB, r RemoteExport, reply Reply) []byte {
 	t.Helper()

@@ -35,9 +35,8 @@ func (t *treeWriter) stream(r io.Reader, limits ExtractOptions) error {
 	}
 	limits = limits.withDefaults()
 	t.dirAt = map[nameKey]int{}
-	var seen Summary
 	limits.Exclude, limits.Links = t.opt.Exclude, t.opt.Links
-	s := &streamed{t: t, m: newMembers(t.ctx, r, limits, &seen), kinds: map[nameKey]byte{}}
+	s := &streamed{t: t, m: newMembers(t.ctx, r, limits, &t.sum), kinds: map[nameKey]byte{}}
 	for {
 		h, name, err := s.m.next()
 		if err == io.EOF {
@@ -106,7 +105,7 @@ func (s *streamed) member(h *tar.Header, name string) error {
 		return s.directory(h, name, dir)
 	case tar.TypeSymlink:
 		if !s.m.linkAllowed(dir, h.Linkname) {
-			return s.unsafeLink(name, "a link out of the tree")
+			return s.m.unsafeLink(name, "a link out of the tree")
 		}
 		if err := s.place(name, dir, tar.TypeSymlink); err != nil {
 			return err
@@ -115,14 +114,14 @@ func (s *streamed) member(h *tar.Header, name string) error {
 	case tar.TypeLink:
 		target, err := s.m.name(h.Linkname)
 		if err != nil || target == name || s.kinds[keyOf(target)] != tar.TypeReg {
-			return s.unsafeLink(name, "a hard link to something that is not an earlier file of the stream")
+			return s.m.unsafeLink(name, "a hard link to something that is not an earlier file of the stream")
 		}
 		if err := s.place(name, dir, tar.TypeReg); err != nil {
 			return err
 		}
 		return s.link(h, name, s.t.opt.place(s.t.opt.Prefix+target, false))
 	default:
-		s.t.sum.skipKind(h.Typeflag, name)
+		s.m.omit(name, reasonOf(h.Typeflag))
 	}
 	return nil
 }
@@ -138,10 +137,6 @@ func (s *streamed) reserved(name string) bool {
 		}
 	}
 	return s.t.opt.Reserved(name)
-}
-
-func (s *streamed) unsafeLink(name, detail string) error {
-	return unsafeLink(s.m.opt, &s.t.sum, name, detail)
 }
 
 // enter makes sure that a directory is one, and that the archive has it.
