@@ -6,14 +6,20 @@ mark=${top##*/}
 shift
 
 stop() {
+  n=
   [ -d "$top" ] || return 0
-  # Once the gate is made, the import cannot begin to publish. If it was there, publishing is going on: a matter of renames.
-  if ! mkdir "$top/gate" 2>/dev/null && [ -d "$top/gate" ]; then
-    n=0
-    while [ -d "$top" ] && [ $n -lt 5 ]; do sleep 1; n=$((n+1)); done
-  fi
+  # Once the gate is made, the import cannot begin to publish. If it was there, publishing may be going on: it takes as long as
+  # there are names to give, and cut off would leave half of a tree.
+  mkdir "$top/gate" 2>/dev/null || n=0
   for tar in "$top/run/tar" "$top/tar"; do
     [ -s "$tar" ] && kill "$(cat "$tar")" 2>/dev/null
+  done
+  [ -n "$n" ] || return 0
+  while [ -d "$top/gate" ]; do
+    if [ -s "$top/run/pid" ]; then kill -0 "$(cat "$top/run/pid" 2>/dev/null)" 2>/dev/null || break
+    else n=$((n+1)); [ $n -lt 5 ] || break
+    fi
+    sleep 1
   done
   return 0
 }

@@ -24,4 +24,5 @@ cd "$dest/" || fail nolist
 ) >"$t" 2>/dev/null || { dd if=/dev/zero of="$s/probe" bs=65536 count=2 2>/dev/null || fail nospace; fail nolist; }
 mv -f "$t" "$s/list" 2>/dev/null || fail nospace
 n=$(wc -c <"$s/list") || fail nospace
+[ "$(cat "$s/pid" 2>/dev/null)" != $$ ] || rm -f "$s/pid"
 say ok $((n))
