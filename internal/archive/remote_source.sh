@@ -54,11 +54,12 @@ feed() {
   exec tar -c -f - "$@"
 }
 
-# pack: has archives made, one after another: of the directory, or of the files of each group.
+# pack: has archives made, one after another: of the directory, or of the files of each group. Files that changed end it, unless
+# that is allowed.
 pack() {
   if [ "$kind" = dir ]; then begin 0 "$@"; return; fi
   shift
-  left=$#
+  left=$# changed=0
   while [ $left -gt 0 ]; do
     count=$1 dir=$2 n=0
     shift 2
@@ -68,8 +69,12 @@ pack() {
       shift
       n=$((n+1))
     done
-    begin $count "$dir" "$@" || return
+    begin $count "$dir" "$@" || {
+      changed=$?
+      [ "$changed,$gnu,$mood" = 1,1,live ] || return $changed
+    }
   done
+  return $changed
 }
 
 # judge STATUS TEXT: sets $word to what the end of tar means, "ok" for a whole archive.
