@@ -19,6 +19,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -103,6 +104,42 @@ func TestF3ExportInPieces(t *testing.T) {
 		t.Errorf("result %+v, want %d bytes through files", result, size)
 	}
 	wantNoScratch(t, l)
+}
+
+// A host that is slow with its pieces, however slow, says every minute that it is there.
+func TestF2ExportToASlowHost(t *testing.T) {
+	dir := t.TempDir()
+	synctest.Test(t, func(t *testing.T) {
+		r := newBubbleRig(t, dir)
+		const size = 1 << 20
+		noise(t, filepath.Join(r.lease.Ref().Workspace, "big", "f"), size)
+		tr, err := r.lease.transfer("export")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tr.done()
+		if err := tr.connect(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		request := archive.RemoteExport{
+			Scratch: filepath.Join(tr.own(), archive.StageName()), Dir: filepath.Join(r.lease.Ref().Workspace, "big"), PieceSize: 64 << 10,
+		}
+		p, err := tr.openPieces(t.Context(), request, func() {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer p.close()
+		time.Sleep(time.Second) // what there is room for is made, and asked for
+		before := len(r.requests())
+		time.Sleep(10 * time.Minute)
+		if got := len(r.requests()) - before; got != 10 {
+			t.Errorf("%d requests in ten minutes, want one in each", got)
+		}
+		n, err := io.Copy(io.Discard, p)
+		if err != nil || n < size {
+			t.Errorf("read %d bytes, %v, want %d and more", n, err, size)
+		}
+	})
 }
 
 func TestExportOfManyFiles(t *testing.T) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"sync/atomic"
+	"time"
 
 	"github.com/leasehold-go/leasehold/internal/archive"
 	"github.com/leasehold-go/leasehold/internal/daytona"
@@ -63,10 +64,8 @@ func (p *pieceReader) fetch(reply archive.Reply) error {
 				return p.t.refused("")
 			case piece.Number == next:
 				p.moved()
-				select {
-				case p.pieces <- piece:
-				case <-p.ctx.Done():
-					return ctxError(p.ctx)
+				if err := p.pass(piece); err != nil {
+					return err
 				}
 				next++
 			}
@@ -81,6 +80,26 @@ func (p *pieceReader) fetch(reply archive.Reply) error {
 		var err error
 		if reply, err = p.t.execute(p.ctx, p.request.Take(next, int(p.needed.Load())), p.request.Scratch); err != nil {
 			return err
+		}
+	}
+}
+
+// pass hands a piece to Read. However long that is busy with earlier ones, the sandbox is told in time that somebody still is
+// interested.
+func (p *pieceReader) pass(piece archive.Piece) error {
+	const pause = archive.Patience * time.Second / 3
+	tick := time.NewTicker(pause)
+	defer tick.Stop()
+	for {
+		select {
+		case p.pieces <- piece:
+			return nil
+		case <-p.ctx.Done():
+			return ctxError(p.ctx)
+		case <-tick.C:
+			call, cancel := context.WithTimeout(p.ctx, pause)
+			_, _ = p.t.box.Execute(call, p.request.Take(piece.Number, int(p.needed.Load())), 0) // fetch sees what is wrong
+			cancel()
 		}
 	}
 }

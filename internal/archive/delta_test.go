@@ -75,6 +75,7 @@ func TestDeltaInEverySandbox(t *testing.T) {
 					if got.Word != WordOK {
 						t.Fatalf("%s: listed with %q, want ok", what, got.Word)
 					}
+					onlyEntries(t, filepath.Join(dest, scratch), RemoteListed)
 					list, err := os.Open(filepath.Join(dest, scratch, RemoteListed))
 					if err != nil {
 						t.Fatal(err)

@@ -29,7 +29,7 @@ type RemoteExport struct {
 	Exclude *Matcher // of a directory
 
 	PieceSize int64 // a multiple of 64 KiB; 0 is [PieceSize]
-	Patience  int   // seconds after which a script ends itself when nobody takes its pieces; 0 is [Patience]
+	Patience  int   // seconds after which a script ends itself when nobody asks for anything; 0 is [Patience]
 }
 
 const (
@@ -37,7 +37,7 @@ const (
 	PieceSize = 32 << 20
 	// PieceCount is how many pieces are on the sandbox's disk at a time, the one that is being written included.
 	PieceCount = 4
-	// Patience is long enough for a host that writes its pieces slowly.
+	// Patience is how long the script waits to be asked for something. A host that is slow with a piece asks in between.
 	Patience = 180
 
 	pieceBlock = 64 << 10
@@ -84,7 +84,7 @@ func (r RemoteExport) source() []string {
 }
 
 // Take returns the script that removes the pieces before one that is still needed, and waits until the wanted one is
-// whole or there will be none. While it is being made, the reply may be [WordBusy].
+// whole or there will be none. While it is being made, the reply may be [WordBusy]. It also says that somebody is there.
 func (r RemoteExport) Take(wanted, needed int) string {
 	return command(exportScript, "take", r.Scratch, strconv.Itoa(wanted), strconv.Itoa(needed))
 }

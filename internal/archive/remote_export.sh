@@ -1,10 +1,10 @@
 # Makes an archive in pieces, of which few are on the disk at a time. Arguments: "make" or "take", the scratch directory,
 # the number of the piece that is wanted; for "take" also the first piece that is still needed; for "make" the blocks of
-# 64 KiB in a piece, how many pieces there may be, the seconds after which nobody is taken to be interested any more,
+# 64 KiB in a piece, how many pieces there may be, the seconds without a "take" after which nobody is taken to be interested any more,
 # "strict" or "live", and then what to archive, see remote_source.sh.
 #
 # "make" begins, and goes on in the background if there is more than one piece; "take" removes those that are not needed
-# any more. Both wait until the wanted one is whole, and then say, each line after the scratch directory's name:
+# any more, and says that somebody still is interested. Both wait until the wanted one is whole, and then say, each line after the scratch directory's name:
 # "piece <number> <sum> <bytes>" for each one that is ("-" where there is no cksum), and, when nothing more will come,
 # "skip <path>" for each socket and one last word: "ok <bytes>" or why there is no archive. "busy" means that nothing became
 # whole for half a minute.
@@ -66,6 +66,7 @@ answer() {
 if [ "$verb" = take ]; then
   k=$(($1-1))
   while [ $k -ge 0 ] && [ -f "$s/sum.$k" ]; do rm -f "$s/$k" "$s/sum.$k"; k=$((k-1)); done
+  mv -f "$s/alone" "$s/asked" 2>/dev/null # a rename needs no room
   answer
 fi
 
@@ -90,7 +91,7 @@ if ! err=$({ [ -d "$base" ] || mkdir -p "$base"; } 2>&1 && mkdir "$s" 2>&1); the
   room 0 "$err" || fail nospace
   fail scratch
 fi
-err=$({ echo $$ >"$s/maker" && mkfifo "$s/pipe" "$s/end" && printf '' >"$s/log"; } 2>&1) || {
+err=$({ echo $$ >"$s/maker" && mkfifo "$s/pipe" "$s/end" && printf '' >"$s/log" && printf '' >"$s/alone"; } 2>&1) || {
   room 0 "$err" || fail nospace
   fail scratch
 }
@@ -102,6 +103,9 @@ begin() {
   feed "$@" &
   echo $! >"$s/tar"
   wait $!
+  rc=$?
+  rm -f "$s/tar" # its number may be another's now
+  return $rc
 }
 survey "$@"
 [ "$kind" = files ] || src=$1
@@ -164,6 +168,7 @@ if piece; then
     while :; do
       n=0
       while [ -f "$s/sum.$((k-ring))" ]; do
+        [ ! -f "$s/asked" ] || { mv -f "$s/asked" "$s/alone" && n=0; }
         n=$((n+1))
         [ $n -lt $((patience*20)) ] || { exec 3<&-; rm -rf "$s"; exit; }
         sleep 0.05 2>/dev/null || sleep 1

@@ -11,8 +11,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -336,6 +338,9 @@ func TestExportScriptMakesAnArchive(t *testing.T) {
 			if reply.Word != WordOK {
 				t.Fatalf("word %q, want ok", reply.Word)
 			}
+			if _, err := os.Lstat(filepath.Join(r.Scratch, "tar")); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("the number of a tar that has ended is there: %v", err)
+			}
 			if diff := cmp.Diff(reply, deliver(t, path, r.Make(), r.Scratch)); diff != "" {
 				t.Errorf("a second delivery has another answer (-first +second):\n%s", diff)
 			}
@@ -443,6 +448,108 @@ func pieces(t testing.TB, r RemoteExport, reply Reply) []byte {
 	return all
 }
 
+// tool puts a script in the place of a program; REAL in its text stands for the program.
+func tool(t testing.TB, bin, name, text string) {
+	t.Helper()
+	text = "#!/bin/sh\n" + strings.ReplaceAll(text, "REAL", needTool(t, name)) + "\n"
+	if err := os.WriteFile(filepath.Join(bin, name), []byte(text), 0o755); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A cleanup that comes while the tree is published waits, however long that takes.
+func TestF2CleanupLetsPublishingEnd(t *testing.T) {
+	bin, src, dest := t.TempDir(), t.TempDir(), t.TempDir()
+	put(t, src, map[string]string{"a": "new", "d/b": "new"})
+	put(t, dest, map[string]string{"d/c": "old"})
+	r := uploaded(t, src, dest)
+	scratch := Stage(dest, r.Scratch, 0)
+	// The names are given only after the cleanup has waited ten times, or has removed them.
+	tool(t, bin, "sleep", `echo >>`+bin+`/slept; exec REAL 0.01`)
+	tool(t, bin, "mv", `case "$1 $2" in "-f --")
+echo >`+bin+`/publishing
+while [ "$(wc -l 2>/dev/null <`+bin+`/slept)" -lt 10 ] && [ -d `+scratch+`/new ]; do `+needTool(t, "sleep")+` 0.01; done
+esac
+exec REAL "$@"`)
+	if err := os.WriteFile(bin+"/slept", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	path := bin + ":" + os.Getenv("PATH")
+	published := make(chan Reply)
+	go func() { published <- deliver(t, path, r.Script(), r.Scratch) }()
+	for {
+		if _, err := os.Lstat(bin + "/publishing"); err == nil {
+			break
+		}
+		runtime.Gosched()
+	}
+	if got := deliver(t, path, RemoteCleanup(scratch, 0), scratch); got.Word != WordOK {
+		t.Errorf("cleanup says %q, want ok", got.Word)
+	}
+	if got := <-published; got.Word != WordOK {
+		t.Errorf("word %q, want ok", got.Word)
+	}
+	if diff := cmp.Diff(map[string]string{"a": "new", "d/b": "new", "d/c": "old"}, contents(t, dest)); diff != "" {
+		t.Errorf("destination mismatch (-want +got):\n%s", diff)
+	}
+}
+
+// A host that is busy with a piece asks now and then, and the pieces stay for as long as it does.
+func TestExportScriptIsPatientWithASlowHost(t *testing.T) {
+	bin, src := t.TempDir(), t.TempDir()
+	put(t, src, map[string]string{"f": strings.Repeat("0123456789abcdef", 100_000)})
+	// The maker's sleeps pass as the test says.
+	for _, name := range []string{"go", "done"} {
+		if err := syscall.Mkfifo(filepath.Join(bin, name), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	open := func(name string) *os.File {
+		f, err := os.OpenFile(filepath.Join(bin, name), os.O_RDWR, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f
+	}
+	pass, passed := open("go"), open("done")
+	defer pass.Close()
+	defer passed.Close()
+	tool(t, bin, "sleep", `[ "$1" = 0.05 ] || exec REAL "$@"; read -r _ <`+bin+`/go; echo >`+bin+`/done`)
+	path := bin + ":" + os.Getenv("PATH")
+	r := RemoteExport{Scratch: filepath.Join(t.TempDir(), StageName()), Dir: src, PieceSize: 64 << 10, Patience: 1}
+	deliver(t, path, r.Make(), r.Scratch)
+	deliver(t, path, r.Take(PieceCount-1, 0), r.Scratch)                        // there is no room for more
+	if err := passed.SetReadDeadline(time.Now().Add(time.Minute)); err != nil { // a guard against a maker that has given up
+		t.Fatal(err)
+	}
+	wait := func(sleeps int) {
+		for range sleeps {
+			if _, err := pass.WriteString("\n"); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := passed.Read(make([]byte, 1)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for range 3 {
+		wait(15) // of 20
+		if got := deliver(t, path, r.Take(0, 0), r.Scratch); len(got.Pieces) != PieceCount {
+			t.Fatalf("%+v, want all pieces", got)
+		}
+	}
+	wait(19)
+	if _, err := pass.WriteString("\n\n\n"); err != nil {
+		t.Fatal(err)
+	}
+	for { // nobody asks any more
+		if _, err := os.Lstat(r.Scratch); errors.Is(err, os.ErrNotExist) {
+			break
+		}
+		runtime.Gosched()
+	}
+}
+
 func TestExportScriptRefuses(t *testing.T) {
 	dir := t.TempDir()
 	put(t, dir, map[string]string{"file": "x", "-dash": "y"})
@@ -535,6 +642,17 @@ func TestExportNoticesChangesAndListsSockets(t *testing.T) {
 	r := RemoteExport{Scratch: filepath.Join(t.TempDir(), StageName()), Dir: src}
 	if got := deliver(t, path, r.Make(), r.Scratch); got.Word != WordChanged {
 		t.Errorf("word %q, want changed", got.Word)
+	}
+	// Of files, too: those of the directories behind the one in which some changed are not forgotten.
+	put(t, src, map[string]string{"d/b": "b"})
+	files := RemoteExport{Scratch: filepath.Join(t.TempDir(), StageName()), Files: []string{filepath.Join(src, "a"), filepath.Join(src, "d/b")}, Root: src}
+	if got := deliver(t, path, files.Make(), files.Scratch); got.Word != WordChanged {
+		t.Errorf("word %q, want changed", got.Word)
+	}
+	files.Live = true
+	got := deliver(t, path, files.Make(), files.Scratch)
+	if data := pieces(t, files, got); got.Word != WordOK || bytes.Count(data, []byte("./")) != 2 {
+		t.Errorf("word %q with %d files, want ok with 2", got.Word, bytes.Count(data, []byte("./")))
 	}
 	// A socket's path is limited to about 100 bytes, which a test's directory may exceed.
 	t.Chdir(src)
