@@ -129,9 +129,9 @@ type FileMapping struct {
 // broke or a reply was lost, the import begins anew, once. An import that fails may leave the remote directory behind,
 // empty, if it did not exist.
 //
-// A file that changes while it is read ends the import with [ErrIO], and nothing is published. A context that ends does
-// too, and Dir returns at once; the scratch directory is then removed in the background, which giving back the lease
-// waits for.
+// A file that changes while it is read ends the import with [ErrIO], and nothing is published. When the context ends, Dir
+// returns at once. Publishing that has begun then goes on to its end, and what has not begun does not: Dispatched is
+// [DispatchedUnknown]. The scratch directory is removed in the background, which giving back the lease waits for.
 func (i *Importer) Dir(ctx context.Context, localDir, remoteDir string, options ImportOptions) (TransferResult, error) {
 	return i.tree(ctx, "import directory", remoteDir, options, func() (archive.Source, error) { return archive.Dir(localDir) })
 }

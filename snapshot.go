@@ -113,8 +113,8 @@ type BuildRequest struct {
 	Resources  Resources // of its sandboxes; zero: the provider's defaults
 	Region     string    // empty: Config.Target, else the organisation's default
 
-	// Logs gets the log of a build as it is written, each byte once, and to its end where the provider still has it. It is
-	// not closed. Its error ends the call, and not the build. Nil: nobody reads the log. A log that cannot be read is no
+	// Logs gets the log of a build as it is written, each byte once, and to its end where the provider still has it and sends
+	// the rest within [Config.CallTimeout]. It is not closed. Its error ends the call, and not the build. Nil: nobody reads the log. A log that cannot be read is no
 	// failure.
 	Logs io.Writer
 	// Timeout bounds the call. Zero: [DefaultBuildTimeout]. At most 24 hours.
@@ -167,7 +167,8 @@ func imageProblem(image string) string {
 // too. It returns the reference with what it learnt, the id above all, also with an error: store it.
 //
 // It fails with [ErrBroken] if the build failed, of which the log says why, and with [ErrUncertain] if the creation was not
-// answered and no snapshot of the name is seen within [Config.CallTimeout]. What failed stays at the provider until
+// answered and no snapshot of the name is seen within [Config.CallTimeout]. It fails with [ErrConflict] if the snapshot is
+// inactive, or being deleted. What failed stays at the provider until
 // [Snapshots.Delete]. The end of ctx ends the call, and not the build.
 func (s *Snapshots) Build(ctx context.Context, ref SnapshotRef, request BuildRequest) (_ SnapshotRef, err error) {
 	const op = "snapshot build"
@@ -202,9 +203,15 @@ func (s *Snapshots) Build(ctx context.Context, ref SnapshotRef, request BuildReq
 		log := s.followLog(ctx, made.ID, request.Logs)
 		ctx = log.ctx
 		defer func() {
-			if failure := log.close(err == nil || errors.Is(err, ErrBroken)); failure != nil {
-				err = &Error{Op: op, Kind: KindIO, Phase: PhaseBuild, Dispatched: DispatchedYes, Message: "the log's writer failed; the build goes on", cause: failure}
+			failure := log.close(err == nil || errors.Is(err, ErrBroken))
+			message := "the log's writer failed; the build goes on"
+			switch {
+			case failure == nil, errors.Is(err, ErrBroken), errors.Is(err, ErrConflict): // which say more
+				return
+			case err == nil:
+				message = "the log's writer failed; the snapshot can be used"
 			}
+			err = &Error{Op: op, Kind: KindIO, Phase: PhaseBuild, Dispatched: DispatchedYes, Message: message, cause: failure}
 		}()
 	}
 	return ref, s.settle(ctx, op, &ref)
@@ -257,12 +264,14 @@ func (s *Snapshots) Capture(ctx context.Context, l *Lease, ref SnapshotRef) (_ S
 		sb, err := s.p.readOwned(ctx, op, l.ref)
 		return err == nil && sb.State != daytona.StateSnapshotting, err
 	}
-	if _, err := s.createAnd(ctx, op, &ref, create, visible); err != nil {
-		e := failed(op, err)
+	if _, err = s.createAnd(ctx, op, &ref, create, visible); err == nil {
+		err = s.settle(ctx, op, &ref)
+	}
+	if e := failed(op, err); e != nil {
 		e.Sandbox = l.ref.Sandbox
 		return ref, e
 	}
-	return ref, s.settle(ctx, op, &ref)
+	return ref, nil
 }
 
 // SnapshotState is what a fresh read showed of a snapshot.
@@ -302,7 +311,7 @@ func (s *Snapshots) Inspect(ctx context.Context, ref SnapshotRef) (_ SnapshotInf
 	defer finish()
 	found, err := s.read(ctx, op, &ref)
 	if err != nil {
-		return SnapshotInfo{}, err
+		return SnapshotInfo{}, inPhase(PhaseLookup, err)
 	}
 	return SnapshotInfo{Ref: ref, State: snapshotState(found.State), SizeGiB: found.Size, CreatedAt: found.CreatedAt}, nil
 }
@@ -341,30 +350,49 @@ func (s *Snapshots) Delete(ctx context.Context, ref SnapshotRef) (err error) {
 	}
 	defer finish()
 	var pause backoff
+	phase, sent := PhaseLookup, DispatchedNo // of the deletion
 	for {
 		found, err := s.read(ctx, op, &ref)
 		switch {
 		case errors.Is(err, ErrGone):
 			return nil
 		case err != nil:
-			return err
+			return inPhase(phase, afterwards(sent, err))
 		}
+		phase = PhaseDelete
 		var wish time.Duration
 		if found.State != daytona.SnapshotRemoving {
 			call, cancel := context.WithTimeout(ctx, s.p.cfg.CallTimeout)
 			err := s.p.client.DeleteSnapshot(call, ref.ID)
 			cancel()
-			if e := failed(op, err); e != nil {
+			e := failed(op, err)
+			switch {
+			case e == nil:
+				sent = DispatchedYes
+			case sent != DispatchedYes && e.Dispatched != DispatchedNo:
+				sent = e.Dispatched
+			}
+			if e != nil {
 				if !e.Retryable && e.Kind != KindNotFound { // the next read tells what became of it
-					return inPhase(PhaseDelete, e)
+					return inPhase(phase, afterwards(sent, e))
 				}
 				wish = e.RetryAfter
 			}
 		}
 		if err := pause.wait(ctx, wish); err != nil {
-			return inPhase(PhaseDelete, failed(op, err))
+			return inPhase(phase, afterwards(sent, failed(op, err)))
 		}
 	}
+}
+
+// afterwards is an error that came after a request that changes something, whose own dispatch says what the call sent.
+func afterwards(sent Dispatch, err error) error {
+	if err == nil || sent == DispatchedNo {
+		return err
+	}
+	e := failed("", err)
+	e.Dispatched = sent
+	return e
 }
 
 // begin admits a call and returns its context, which also ends with the provider, or with the time for it.
@@ -408,6 +436,7 @@ func (s *Snapshots) createAnd(ctx context.Context, op string, ref *SnapshotRef, 
 	err = send(call)
 	cancel()
 	var doubt *Error // why it is not known whether the creation was accepted
+	sent := DispatchedYes
 	if e := failed(op, err); e != nil {
 		remote, _ := err.(*daytona.Error)
 		switch {
@@ -415,7 +444,7 @@ func (s *Snapshots) createAnd(ctx context.Context, op string, ref *SnapshotRef, 
 		case e.Dispatched == DispatchedNo, e.HTTPStatus >= 400 && e.HTTPStatus < 500 && e.HTTPStatus != http.StatusRequestTimeout:
 			return nil, inPhase(PhaseSubmit, e)
 		default:
-			doubt = e
+			doubt, sent = e, DispatchedUnknown
 		}
 	}
 	// It is seen soon, or not at all; but the time for that begins when it can be seen.
@@ -424,11 +453,11 @@ func (s *Snapshots) createAnd(ctx context.Context, op string, ref *SnapshotRef, 
 	for {
 		found, err := s.read(ctx, op, ref)
 		if err == nil || !errors.Is(err, ErrUncertain) {
-			return found, inPhase(PhaseSubmit, err)
+			return found, inPhase(PhaseSubmit, afterwards(sent, err))
 		}
 		ready, lookErr := visible()
 		if lookErr != nil {
-			return nil, inPhase(PhaseBuild, lookErr)
+			return nil, inPhase(PhaseBuild, afterwards(sent, lookErr))
 		}
 		if !ready {
 			begun = time.Now()
@@ -440,9 +469,9 @@ func (s *Snapshots) createAnd(ctx context.Context, op string, ref *SnapshotRef, 
 			e.Phase, e.Dispatched = PhaseBuild, DispatchedYes
 			return nil, e
 		case waited != nil || time.Since(begun) >= s.p.cfg.CallTimeout:
-			e := &Error{Op: op, Kind: KindUncertain, Phase: PhaseBuild, Dispatched: DispatchedYes, cause: waited, Message: "no snapshot of the name is visible, which does not prove that none will appear"}
+			e := &Error{Op: op, Kind: KindUncertain, Phase: PhaseBuild, Dispatched: sent, cause: waited, Message: "no snapshot of the name is visible, which does not prove that none will appear"}
 			if doubt != nil {
-				e.Phase, e.HTTPStatus, e.Dispatched = PhaseSubmit, doubt.HTTPStatus, DispatchedUnknown
+				e.Phase, e.HTTPStatus = PhaseSubmit, doubt.HTTPStatus
 			}
 			return nil, e
 		}
@@ -455,11 +484,13 @@ func (s *Snapshots) settle(ctx context.Context, op string, ref *SnapshotRef) err
 	for {
 		found, err := s.read(ctx, op, ref)
 		if err != nil {
-			return inPhase(PhaseBuild, err)
+			return inPhase(PhaseBuild, afterwards(DispatchedYes, err))
 		}
 		switch snapshotState(found.State) {
-		case SnapshotReady, SnapshotInactive:
+		case SnapshotReady:
 			return nil
+		case SnapshotInactive:
+			return &Error{Op: op, Kind: KindConflict, Phase: PhaseBuild, Dispatched: DispatchedYes, Message: "the snapshot is inactive: the provider put it away, and it has to be activated"}
 		case SnapshotFailed:
 			return &Error{Op: op, Kind: KindBroken, Phase: PhaseBuild, Dispatched: DispatchedYes, Message: "the snapshot could not be made; it stays until it is deleted"}
 		case SnapshotRemoving:

@@ -3,6 +3,7 @@ package leasehold
 import (
 	"context"
 	"io"
+	"time"
 
 	"github.com/leasehold-go/leasehold/internal/daytona"
 )
@@ -17,6 +18,7 @@ type buildLog struct {
 	cancel context.CancelFunc
 	stop   context.CancelFunc // of the copying alone
 	done   chan struct{}
+	limit  time.Duration // for what is left at the end
 
 	// Of the copying goroutine, and after done of close.
 	address string
@@ -28,7 +30,7 @@ type buildLog struct {
 func (s *Snapshots) followLog(ctx context.Context, id string, to io.Writer) *buildLog {
 	ctx, cancel := context.WithCancel(ctx)
 	copying, stop := context.WithCancel(ctx)
-	b := &buildLog{client: s.p.client, id: id, to: to, ctx: ctx, cancel: cancel, stop: stop, done: make(chan struct{})}
+	b := &buildLog{client: s.p.client, id: id, to: to, ctx: ctx, cancel: cancel, stop: stop, done: make(chan struct{}), limit: s.p.cfg.CallTimeout}
 	go func() {
 		defer close(b.done)
 		var pause backoff
@@ -52,7 +54,9 @@ func (b *buildLog) close(ended bool) error {
 	b.stop()
 	<-b.done
 	if ended && b.failure == nil {
-		b.copy(b.ctx, false)
+		ctx, cancel := context.WithTimeout(b.ctx, b.limit)
+		b.copy(ctx, false)
+		cancel()
 	}
 	b.cancel()
 	return b.failure

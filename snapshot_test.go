@@ -199,6 +199,57 @@ func TestABuildIsRefusedForReasons(t *testing.T) {
 	})
 }
 
+// What was sent is not denied by a later request that was not.
+func TestAnErrorAfterARequestSaysThatItWasSent(t *testing.T) {
+	inBubble(t, emulator.Options{Timing: emulator.Timing{Build: time.Hour}}, func(t *testing.T, r *rig, s *Snapshots) {
+		lost := func(err error, phase Phase, want Dispatch) {
+			t.Helper()
+			var e *Error
+			if !errors.As(err, &e) || e.Phase != phase || e.Dispatched != want {
+				t.Errorf("got %+v, want phase %q and dispatched %q", e, phase, want)
+			}
+		}
+		unread := func(nth int) emulator.Fault {
+			return emulator.Fault{Method: "GET", Path: "/api/snapshots/*", Action: emulator.StatusBefore, Status: 403, Nth: nth, Count: -1}
+		}
+		// The creation was accepted, and the snapshot cannot be read: at once, or later.
+		for nth, phase := range map[int]Phase{2: PhaseSubmit, 3: PhaseBuild} {
+			r.server.SetFaults(unread(nth))
+			_, err := s.Build(t.Context(), s.Plan("x"), BuildRequest{Dockerfile: smallDockerfile})
+			lost(err, phase, DispatchedYes)
+		}
+		r.server.SetFaults()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		ref, err := s.Build(ctx, s.Plan("y"), BuildRequest{Dockerfile: smallDockerfile})
+		lost(err, PhaseBuild, DispatchedYes)
+
+		r.server.SetFaults(unread(1))
+		_, err = s.Inspect(t.Context(), ref)
+		lost(err, PhaseLookup, DispatchedYes)
+		lost(s.Delete(t.Context(), ref), PhaseLookup, DispatchedYes)
+		// The deletion is accepted, takes its time, and is waited for no longer.
+		r.server.SetFaults(emulator.Fault{Method: "DELETE", Action: emulator.StallChange, Delay: time.Hour})
+		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		lost(s.Delete(ctx, ref), PhaseDelete, DispatchedYes)
+	})
+}
+
+func TestASnapshotThatWasPutAwayCannotBeUsed(t *testing.T) {
+	inBubble(t, emulator.Options{}, func(t *testing.T, r *rig, s *Snapshots) {
+		ref, err := s.Build(t.Context(), s.Plan("x"), BuildRequest{Image: "debian:13"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.server.SetFaults(emulator.Fault{Method: "GET", Path: "/api/snapshots/*", Action: emulator.MergeReply, Body: `{"state":"inactive"}`, Count: -1})
+		_, err = s.Build(t.Context(), ref, BuildRequest{Image: "debian:13"})
+		if e := wantError(t, err, KindConflict); !strings.Contains(e.Error(), "inactive") {
+			t.Errorf("Build() = %v, want the state", e)
+		}
+	})
+}
+
 func TestL2AnUncertainSnapshotIsNeitherRepeatedNorAbsent(t *testing.T) {
 	inBubble(t, emulator.Options{}, func(t *testing.T, r *rig, s *Snapshots) {
 		r.server.SetFaults(emulator.Fault{Method: "POST", Path: "/api/snapshots", Action: emulator.DropBefore, Count: -1})
@@ -295,6 +346,49 @@ func TestADeletionIsProvedAndCanBeRepeated(t *testing.T) {
 type brokenLog struct{}
 
 func (brokenLog) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
+
+// pickyLog refuses what comes when the build has ended.
+type pickyLog struct{ bytes.Buffer }
+
+func (l *pickyLog) Write(p []byte) (int, error) {
+	if bytes.Contains(p, []byte("Successfully")) || bytes.Contains(p, []byte("ERROR")) {
+		return 0, io.ErrClosedPipe
+	}
+	return l.Buffer.Write(p)
+}
+
+func TestTheEndOfALogIsNotThatOfTheBuild(t *testing.T) {
+	for name, tc := range map[string]struct {
+		options emulator.Options
+		want    Kind
+		text    string
+	}{
+		"ready":  {emulator.Options{}, KindIO, "can be used"},
+		"failed": {emulator.Options{Snapshots: []emulator.Snapshot{{Name: "debian:13", State: "build_failed", Failure: "x"}}}, KindBroken, "could not be made"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, tc.options, func(t *testing.T, r *rig, s *Snapshots) {
+				// It is read when the build has ended, and not before.
+				r.server.SetFaults(emulator.Fault{Path: "/api/snapshots/*/build-logs-url", Delay: time.Second, Count: -1})
+				_, err := s.Build(t.Context(), s.Plan("x"), BuildRequest{Dockerfile: smallDockerfile, Logs: new(pickyLog)})
+				if e := wantError(t, err, tc.want); !strings.Contains(e.Error(), tc.text) {
+					t.Errorf("Build() = %v, want %q", e, tc.text)
+				}
+			})
+		})
+	}
+	// A log that is never sent to its end does not hold up the call.
+	inBubble(t, emulator.Options{}, func(t *testing.T, r *rig, s *Snapshots) {
+		r.server.SetFaults(emulator.Fault{Path: "/snapshots/**", Action: emulator.SilentSocket, Bytes: -1, Count: -1})
+		begun := time.Now()
+		if _, err := s.Build(t.Context(), s.Plan("x"), BuildRequest{Dockerfile: smallDockerfile, Logs: io.Discard}); err != nil {
+			t.Fatal(err)
+		}
+		if took := time.Since(begun); took > DefaultCallTimeout+time.Minute {
+			t.Errorf("it took %v", took)
+		}
+	})
+}
 
 func TestTheEndOfABuildsCallIsNotThatOfTheBuild(t *testing.T) {
 	inBubble(t, emulator.Options{Timing: emulator.Timing{Build: time.Minute}}, func(t *testing.T, r *rig, s *Snapshots) {
