@@ -62,7 +62,7 @@ func (l *Load) Compare(ctx context.Context, list io.Reader, opt CompareOptions) 
 			mode |= modeFile
 		}
 		if len(twins) <= maxCompared {
-			twins[keyOf(name)] = twin{size: fi.Size(), time: fi.ModTime().Unix(), mode: mode, always: several}
+			twins[keyOf(name)] = twin{size: fi.Size(), time: wholeSecond(fi.ModTime()).Unix(), mode: mode, always: several}
 		}
 	}
 	if err := l.walk(walk); err != nil {
@@ -71,13 +71,14 @@ func (l *Load) Compare(ctx context.Context, list io.Reader, opt CompareOptions) 
 	if len(twins) > maxCompared {
 		return failf(ErrLimit, "", "a comparison of more than %d entries", maxCompared)
 	}
-	c := &comparison{ctx: ctx, l: l, opt: opt, twins: twins, r: bufio.NewReaderSize(list, chunkSize)}
+	c := &comparison{ctx: ctx, l: l, opt: opt, twins: twins, stays: map[nameKey]bool{}, r: bufio.NewReaderSize(list, chunkSize)}
 	if err := c.entries(); err != nil {
 		return err
 	}
 	if err := c.digests(); err != nil {
 		return err
 	}
+	c.dirs = slices.DeleteFunc(c.dirs, func(name string) bool { return c.stays[keyOf(name)] })
 	l.have, l.gone = twins, c.removal()
 	l.Have, l.Gone = c.had, int64(len(c.files)+len(c.dirs))
 	l.Total.Entries -= c.had.Entries
@@ -101,9 +102,10 @@ type comparison struct {
 	r     *bufio.Reader
 	twins map[nameKey]twin
 	had   Summary
-	files []string // to be removed
-	dirs  []string // to be removed if they are empty then, parents first
-	named int      // bytes of both
+	files []string         // to be removed
+	dirs  []string         // too, if they are empty then, parents first
+	stays map[nameKey]bool // directories that hold something that is not to be removed
+	named int              // bytes of the names of both
 	count int
 }
 
@@ -173,8 +175,12 @@ func (c *comparison) entry(name string, mode uint16, size, at int64) error {
 	isDir := mode&modeType == modeDir
 	mine, ok := c.twins[key]
 	switch {
-	case !ok:
-		if c.opt.Remove && !c.kept(name, isDir) {
+	case !ok && c.opt.Remove:
+		if c.kept(name, isDir) {
+			for dir, _ := split(name); dir != "" && !c.stays[keyOf(dir)]; dir, _ = split(dir) {
+				c.stays[keyOf(dir)] = true
+			}
+		} else {
 			if c.named += len(name); c.named > maxRemoved {
 				return failf(ErrLimit, "", "more than %d bytes of names that are to be removed", maxRemoved)
 			}
@@ -184,6 +190,8 @@ func (c *comparison) entry(name string, mode uint16, size, at int64) error {
 				c.files = append(c.files, name)
 			}
 		}
+		return nil
+	case !ok:
 		return nil
 	case isDir && mine.mode == modeDir:
 		mine.like = true

@@ -173,7 +173,7 @@ func (l *Load) places() string {
 			}
 			b.WriteByte('\n')
 		}
-		fmt.Fprintf(&b, "put %d %s %d %o %s\n", i, script.Quote(l.opt.place(l.opt.Prefix+f.name, false)), f.info.Size(), f.mode, touchStamp(f.info.ModTime()))
+		fmt.Fprintf(&b, "put %d %s %d %o %s\n", i, script.Quote(l.opt.place(l.opt.Prefix+f.name, false)), f.info.Size(), f.mode, touchStamp(wholeSecond(f.info.ModTime())))
 	}
 	return b.String()
 }
