@@ -140,11 +140,18 @@ func (i *Importer) Dir(ctx context.Context, localDir, remoteDir string, options 
 // of the sandbox. Modes are those that the file system states: an embed.FS says that everything is read-only. Links are
 // known if it implements [fs.ReadLinkFS]. All else is as with [Importer.Dir].
 func (i *Importer) FS(ctx context.Context, fsys fs.FS, remoteDir string, options ImportOptions) (TransferResult, error) {
-	return i.tree(ctx, "import file system", remoteDir, options, func() (archive.Source, error) { return archive.FS(fsys), nil })
+	var open func() (archive.Source, error)
+	if fsys != nil {
+		open = func() (archive.Source, error) { return archive.FS(fsys), nil }
+	}
+	return i.tree(ctx, "import file system", remoteDir, options, open)
 }
 
 func (i *Importer) tree(ctx context.Context, op, remoteDir string, options ImportOptions, open func() (archive.Source, error)) (TransferResult, error) {
 	return i.run(ctx, op, options, func(t *transfer) (importPlan, error) {
+		if open == nil {
+			return importPlan{}, t.invalid("fsys", "is nil")
+		}
 		exclude, err := archive.NewMatcher(options.Exclude)
 		if err != nil {
 			return importPlan{}, t.invalid("ImportOptions.Exclude", "%s", err)
@@ -271,6 +278,9 @@ func (i *Importer) files(ctx context.Context, op string, files []FileMapping, op
 // Progress are not known. All else is as with [Importer.Dir].
 func (i *Importer) Tar(ctx context.Context, stream io.Reader, remoteDir string, options ImportOptions) (TransferResult, error) {
 	return i.run(ctx, "import stream", options, func(t *transfer) (importPlan, error) {
+		if stream == nil {
+			return importPlan{}, t.invalid("stream", "is nil")
+		}
 		exclude, err := archive.NewMatcher(options.Exclude)
 		if err != nil {
 			return importPlan{}, t.invalid("ImportOptions.Exclude", "%s", err)
