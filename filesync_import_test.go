@@ -12,13 +12,16 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/fstest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/leasehold-go/leasehold/internal/archive"
 	"github.com/leasehold-go/leasehold/internal/emulator"
 )
 
@@ -489,10 +492,17 @@ func TestDeltaSendsWhatChanged(t *testing.T) {
 	if err := os.Symlink("/etc", filepath.Join(dest, "l")); err != nil {
 		t.Fatal(err)
 	}
-	_, err = l.Importer().Dir(t.Context(), local, "dest", ImportOptions{Delta: DeltaTimes, Delete: true, Exclude: []string{"*.o"}})
-	if err != nil {
-		t.Fatal(err)
+	for _, removed := range []int64{9, 0} {
+		r.server.ResetRequests()
+		result, err := l.Importer().Dir(t.Context(), local, "dest", ImportOptions{Delta: DeltaTimes, Delete: true, Exclude: []string{"*.o"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if result.Removed != removed {
+			t.Errorf("%+v, want %d entries removed", result, removed)
+		}
 	}
+	r.wantRequests(t, "POST /toolbox/*/process/execute", "GET /toolbox/*/files/download", "POST /toolbox/*/process/execute")
 	want := tree(t, local)
 	want["keep"], want["keep/cache.o"] = "drwxr-xr-x", "-rw-r--r-- x"
 	if diff := cmp.Diff(want, tree(t, dest)); diff != "" {
@@ -500,6 +510,16 @@ func TestDeltaSendsWhatChanged(t *testing.T) {
 	}
 	if result := in(ImportOptions{Delta: DeltaTimes, Delete: true}); result.Removed != 2 || result.Entries != 0 {
 		t.Errorf("%+v, want 2 entries removed", result)
+	}
+	if err := syscall.Mkfifo(filepath.Join(local, "fifo"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	result, err := l.Importer().Dir(t.Context(), local, "dest", ImportOptions{Delta: DeltaTimes})
+	if err != nil || result.Entries != 0 || !slices.Equal(result.Skipped, []SkippedEntry{{"fifo", "fifo"}}) || result.SkippedCount != 1 {
+		t.Errorf("%+v, %v, want nothing sent, and what was left out", result, err)
+	}
+	if err := os.Remove(filepath.Join(local, "fifo")); err != nil {
+		t.Fatal(err)
 	}
 	if result := in(ImportOptions{Delta: DeltaTimes, Delete: true}); result.Removed != 0 || result.Unchanged != 10 {
 		t.Errorf("%+v, want nothing sent or removed", result)
@@ -513,6 +533,24 @@ func TestDeltaSendsWhatChanged(t *testing.T) {
 	wantTree(t, local, ws)
 	if _, err := r.Resume(t.Context(), l.Ref()); err != nil {
 		t.Errorf("the lease's sentinel did not survive: %v", err)
+	}
+}
+
+// A file system that knows no times, as an embed.FS does, is the same the next time. Its large files are of 1970, as the small ones.
+func TestDeltaOfAFileSystemWithoutTimes(t *testing.T) {
+	r := newRig(t, Config{}, emulator.Options{})
+	l := r.acquired(t)
+	fsys := fstest.MapFS{"small": {Data: []byte("x"), Mode: 0o444}, "large": {Data: make([]byte, archive.LargeFile), Mode: 0o444}}
+	for _, entries := range []int64{2, 0} {
+		result, err := l.Importer().FS(t.Context(), fsys, "d", ImportOptions{Delta: DeltaTimes})
+		if err != nil || result.Entries != entries {
+			t.Errorf("%+v, %v, want %d entries sent", result, err, entries)
+		}
+	}
+	for name := range fsys {
+		if fi, err := os.Stat(filepath.Join(l.Ref().Workspace, "d", name)); err != nil || fi.ModTime().Unix() != 0 {
+			t.Errorf("%s is of %v, %v", name, fi.ModTime(), err)
+		}
 	}
 }
 
@@ -533,6 +571,8 @@ func TestImportOptionsThatMakeNoSense(t *testing.T) {
 		_, err := l.Importer().Tar(t.Context(), failingReader{io.EOF}, "d", o)
 		return err
 	}
+	_, noStream := l.Importer().Tar(t.Context(), nil, "d", ImportOptions{})
+	_, noFS := l.Importer().FS(t.Context(), nil, "d", ImportOptions{})
 	many := func(remote ...string) error {
 		var files []FileMapping
 		for _, name := range remote {
@@ -564,6 +604,8 @@ func TestImportOptionsThatMakeNoSense(t *testing.T) {
 		"delta of a stream":      {stream(ImportOptions{Delta: DeltaTimes}), "ImportOptions.Delta"},
 		"bundle of a stream":     {stream(ImportOptions{Access: AccessReadOnly}), "ImportOptions.Access"},
 		"links of a stream":      {stream(ImportOptions{FollowLinks: true}), "ImportOptions.FollowLinks"},
+		"no stream":              {noStream, "stream"},
+		"no file system":         {noFS, "fsys"},
 		"mode of a stream":       {stream(ImportOptions{Mode: 0o600}), "ImportOptions.Mode"},
 		"twice the same":         {many("a", "x/../a"), "FileMapping.Remote"},
 		"one in another":         {many("a/b/c", "a"), "FileMapping.Remote"},

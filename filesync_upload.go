@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"path"
-	"sync/atomic"
 	"time"
 
 	"github.com/leasehold-go/leasehold/internal/archive"
@@ -147,16 +146,18 @@ func (t *transfer) importOnce(ctx context.Context, plan importPlan, options Impo
 			return ended(TransferResult{}, t.archived(ctx, err))
 		}
 		request.Bundle, request.Digest = plan.bundle, digest
-		bundle := path.Join(plan.stages[0].dest, plan.bundle)
-		request.Marker = path.Join(t.own(), "bundles", fingerprint("bundle", bundle))
-		reply, err := t.execute(ctx, archive.RemoteBundle{Mark: request.Scratch, Dir: bundle, Digest: digest, Marker: request.Marker}.Script(), request.Scratch)
-		if err != nil || reply.Word == archive.WordOK {
-			return ended(TransferResult{Unchanged: loads[0].Total.Entries}, err)
-		}
+		request.Marker = path.Join(t.own(), "bundles", fingerprint("bundle", path.Join(plan.stages[0].dest, plan.bundle)))
 	}
 
 	ctx, watch := t.watch(ctx, options.StallTimeout, request.Scratch, scratch)
 	defer watch.end()
+	if plan.bundle != "" {
+		bundle := archive.RemoteBundle{Mark: request.Scratch, Dir: path.Join(plan.stages[0].dest, plan.bundle), Digest: request.Digest, Marker: request.Marker}
+		reply, err := t.execute(ctx, bundle.Script(), request.Scratch)
+		if err != nil || reply.Word == archive.WordOK {
+			return ended(t.unchanged(loads[0], loads[0].Total.Entries), err)
+		}
+	}
 	if plan.stream != nil {
 		plan.stream.w = watch
 	}
@@ -167,7 +168,7 @@ func (t *transfer) importOnce(ctx context.Context, plan importPlan, options Impo
 		if err != nil || loads[0].Nothing() && request.Record == "" { // else the script records it
 			closeLoads()
 			cleanUp()
-			return TransferResult{Unchanged: loads[0].Have.Entries}, false, err
+			return t.unchanged(loads[0], loads[0].Have.Entries), false, err
 		}
 	}
 	for _, load := range loads {
@@ -216,6 +217,15 @@ func (t *transfer) importOnce(ctx context.Context, plan importPlan, options Impo
 	default:
 		return TransferResult{}, false, t.refused(reply.Word)
 	}
+}
+
+// unchanged is the result of an import that had nothing to send.
+func (t *transfer) unchanged(load *archive.Load, entries int64) TransferResult {
+	left := load.Total
+	left.Entries, left.Bytes = 0, 0
+	result := t.result(left, time.Time{})
+	result.Unchanged = entries
+	return result
 }
 
 // compare takes from the load what the sandbox has.
@@ -315,74 +325,4 @@ func (t *transfer) uploadFailed(ctx context.Context, err error) error {
 		return t.refused(archive.WordNoSpace)
 	}
 	return t.archived(ctx, err)
-}
-
-// watch watches the progress of an import at both ends.
-type watch struct {
-	*stall
-	ended chan struct{}
-	steps atomic.Int64
-}
-
-// watch returns a context that ends when an import has made no progress for a time, see [ImportOptions.StallTimeout].
-// What goes on in the scratch directories, once the bytes are sent, is measured with requests of its own, a few in that
-// time and none while there is other progress. end must be called.
-func (t *transfer) watch(ctx context.Context, limit time.Duration, mark string, scratch []string) (context.Context, *watch) {
-	w := &watch{ended: make(chan struct{})}
-	ctx, w.stall = watchStall(ctx, limit)
-	if w.limit == 0 {
-		close(w.ended)
-		return ctx, w
-	}
-	probe := archive.RemoteProbe(mark, scratch)
-	go func() {
-		defer close(w.ended)
-		silence := time.NewTicker(max(w.limit/3, 1))
-		defer silence.Stop()
-		var steps, size int64
-		for {
-			select {
-			case <-silence.C:
-			case <-ctx.Done():
-				return
-			}
-			if now := w.steps.Load(); now != steps {
-				steps = now
-				continue
-			}
-			result, err := t.box.Execute(ctx, probe, 0)
-			if reply, ok := archive.ParseReply(result.Output, mark); err == nil && ok && reply.Bytes != size {
-				size = reply.Bytes
-				w.stall.moved()
-			}
-		}
-	}()
-	return ctx, w
-}
-
-func (w *watch) moved() {
-	w.steps.Add(1)
-	w.stall.moved()
-}
-
-// end ends the watch, the context and the measuring.
-func (w *watch) end() {
-	w.stall.end()
-	<-w.ended
-}
-
-// reader counts what is read as progress.
-func (w *watch) reader(r io.Reader) io.Reader { return &watchedReader{r, w} }
-
-type watchedReader struct {
-	io.Reader
-	w *watch
-}
-
-func (r *watchedReader) Read(p []byte) (int, error) {
-	n, err := r.Reader.Read(p)
-	if n > 0 {
-		r.w.moved()
-	}
-	return n, err
 }
