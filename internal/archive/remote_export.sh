@@ -113,15 +113,15 @@ survey "$@"
 exec 4<>"$s/end"
 {
   pack "$@"
-  echo $? >&4
+  echo $? $index >&4
 } >"$s/pipe" 2>"$s/log" &
 exec 3<"$s/pipe"
 
 # verdict: what the end of tar means, in $word.
 verdict() {
   echo none >&4
-  read -r rc <&4
-  judge "$rc" "$(cat "$s/log" 2>/dev/null)"
+  read -r rc index <&4
+  judge "$rc" "$(cat "$s/log" 2>/dev/null)" "$index"
   [ "$word" != ok ] || word="ok $total"
 }
 

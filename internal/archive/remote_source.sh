@@ -11,10 +11,23 @@ inside() {
   case ${here%/}/ in "${real%/}"/*) ;; *) return 1 ;; esac
 }
 
+# missing PATH [N]: refuses what cannot be seen. It is proved to be missing only where the directory above it may be searched.
+missing() {
+  above=$1
+  until [ -d "$above" ]; do
+    case $above in
+      */*) above=${above%/*}; above=${above:-/} ;;
+      *) above=. ;;
+    esac
+  done
+  [ -x "$above" ] || refuse denied ${2-}
+  refuse nosource ${2-}
+}
+
 # survey: says at once what cannot be archived.
 survey() {
   if [ "$kind" = dir ]; then
-    [ -d "$1" ] || { [ -e "$1" ] && refuse notdir; refuse nosource; }
+    [ -d "$1" ] || { [ -e "$1" ] && refuse notdir; missing "$1"; }
     [ -r "$1" ] && [ -x "$1" ] || refuse denied
     return 0
   fi
@@ -26,7 +39,7 @@ survey() {
     ( cd -P "$dir/" 2>/dev/null && ! inside "$dir" ) && refuse outside $n
     while [ $count -gt 0 ]; do
       [ ! -h "$dir/$1" ] || refuse symlink $n
-      [ -e "$dir/$1" ] || refuse nosource $n
+      [ -e "$dir/$1" ] || missing "$dir/$1" $n
       [ -f "$dir/$1" ] || refuse notfile $n
       [ -r "$dir/$1" ] || refuse denied $n
       shift
@@ -55,8 +68,9 @@ feed() {
 }
 
 # pack: has archives made, one after another: of the directory, or of the files of each group. Files that changed end it, unless
-# that is allowed.
+# that is allowed. $index is the number of the first file of the last group.
 pack() {
+  index=0
   if [ "$kind" = dir ]; then begin 0 "$@"; return; fi
   shift
   left=$# changed=0
@@ -73,18 +87,19 @@ pack() {
       changed=$?
       [ "$changed,$gnu,$mood" = 1,1,live ] || return $changed
     }
+    index=$((index+count))
   done
   return $changed
 }
 
-# judge STATUS TEXT: sets $word to what the end of tar means, "ok" for a whole archive.
+# judge STATUS TEXT INDEX: sets $word to what the end of tar means, "ok" for a whole archive.
 judge() {
   case $1,$gnu in
     0,*) word=ok ;;
     # GNU tar: a file that changed, shrank or vanished while it was read. The archive itself is whole.
     1,?*) if [ "$mood" = live ]; then word=ok; else word=changed; fi ;;
-    65,*) word='outside 0' ;;
-    66,*) word=nosource ;;
+    65,*) word="outside ${3:-0}" ;;
+    66,*) word=changed ;; # it was there
     127,*) word=notar ;;
     *)
       case $2 in

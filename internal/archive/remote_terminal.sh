@@ -27,11 +27,11 @@ survey "$@"
 exec 6<> <(:)
 archive() {
   local log rc
-  { log=$(pack "$@" 2>&1 >&7 7>&-); rc=$?; } 7>&1
+  { log=$(pack "$@" 2>&1 >&7 7>&-; rc=$?; printf '\n%s' "$index"; exit $rc); rc=$?; } 7>&1
   if [ "$kind" = dir ]; then
-    sed -n 's/^[^ ]*tar: \(.*\): socket ignored$/skip \1/p' <<<"$log" | head -c 32768 | sed -n '/./p' >&6
+    printf '%s\n' "$log" | sed -n 's/^[^ ]*tar: \(.*\): socket ignored$/skip \1/p' | head -c 32768 | sed -n '/./p' >&6
   fi
-  judge $rc "$log"
+  judge $rc "$log" "${log##*$'\n'}"
   echo "end $word" >&6
 }
 say ready
