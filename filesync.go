@@ -221,7 +221,9 @@ func (t *transfer) execute(ctx context.Context, text, scratch string) (archive.R
 	}
 	reply, ok := archive.ParseReply(result.Output, scratch)
 	if !ok {
-		return reply, t.fail(KindProtocol, "the sandbox's shell did not report how the transfer ended")
+		e := t.fail(KindProtocol, "the sandbox's shell did not report how the transfer ended")
+		e.Dispatched = DispatchedYes
+		return reply, e
 	}
 	return reply, nil
 }

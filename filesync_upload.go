@@ -165,7 +165,7 @@ func (t *transfer) importOnce(ctx context.Context, plan importPlan, options Impo
 
 	if plan.delta != DeltaNone {
 		err := t.compare(ctx, loads[0], request.Scratch, plan, watch)
-		if err != nil || loads[0].Nothing() && request.Record == "" { // else the script records it
+		if err != nil || loads[0].Nothing() && len(request.Record) == 0 { // else the script records it
 			closeLoads()
 			cleanUp()
 			return t.unchanged(loads[0], loads[0].Have.Entries), false, err
@@ -191,7 +191,7 @@ func (t *transfer) importOnce(ctx context.Context, plan importPlan, options Impo
 		request.Stages = append(request.Stages, load.Stage(plan.stages[n].dest, sums[n].Archive))
 	}
 	reply, err := t.execute(ctx, request.Script(), request.Scratch)
-	if request.Record != "" {
+	if len(request.Record) > 0 {
 		t.l.bwrap.listChanged()
 	}
 	if err == nil && reply.Word == archive.WordOK {

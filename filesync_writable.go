@@ -7,7 +7,6 @@ import (
 	"errors"
 	"path"
 	"slices"
-	"strings"
 
 	"github.com/leasehold-go/leasehold/internal/archive"
 )
@@ -94,7 +93,7 @@ func within(name, dir string) bool {
 }
 
 // writableLines returns the lines that record directories.
-func writableLines(dirs []string) string {
+func writableLines(dirs []string) []string {
 	lines := make([]string, len(dirs))
 	for i, dir := range dirs {
 		line, err := json.Marshal(dir)
@@ -103,5 +102,5 @@ func writableLines(dirs []string) string {
 		}
 		lines[i] = string(line)
 	}
-	return strings.Join(lines, "\n")
+	return lines
 }

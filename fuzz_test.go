@@ -276,7 +276,7 @@ func FuzzOwnScripts(f *testing.F) {
 				t.Errorf("%q is a directory", dir)
 			}
 		}
-		if again := parseWritable([]byte(writableLines(writable.dirs))); !slices.Equal(again.dirs, writable.dirs) {
+		if again := parseWritable([]byte(strings.Join(writableLines(writable.dirs), "\n"))); !slices.Equal(again.dirs, writable.dirs) {
 			t.Errorf("%q is written, and %q read", writable.dirs, again.dirs)
 		}
 		plan := planBwrap(bwrap, "/w", writable)

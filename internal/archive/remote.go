@@ -76,7 +76,7 @@ type RemoteImport struct {
 	Scratch string // name of the scratch directories, from [StageName]
 	Own     string // directory of the lease's own, absolute
 	Stages  []RemoteStage
-	Record  string // line to be in the lease's list of writable directories; "" for none
+	Record  []string // lines to be in the lease's list of writable directories
 	// Bundle is the one directory that the one stage has, if it is to replace what has its name rather than to be merged
 	// with it; "" if not. Digest and Marker record what it is, see [RemoteBundle].
 	Bundle, Digest, Marker string
@@ -108,7 +108,7 @@ const Writable = "writable"
 // its name. A directory that meets something else, or the reverse, is a conflict: it is looked for before the first
 // rename.
 func (r RemoteImport) Script() string {
-	args := []string{r.Scratch, r.Own, r.Record, r.Bundle, r.Digest, r.Marker}
+	args := append([]string{r.Scratch, r.Own, r.Bundle, r.Digest, r.Marker, strconv.Itoa(len(r.Record))}, r.Record...)
 	for _, s := range r.Stages {
 		args = append(args, s.Dir, strconv.FormatInt(s.Bytes, 10), strconv.FormatInt(s.Places, 10), strconv.FormatInt(s.Gone, 10))
 	}

@@ -1,5 +1,5 @@
-# Takes in an upload. Arguments: scratch name, the lease's own directory, a line for its list of writable directories,
-# the bundle's name, its digest and its marker, each empty for none; then for each stage: destination, bytes of the
+# Takes in an upload. Arguments: scratch name, the lease's own directory, the bundle's name, its digest and its marker, each empty
+# for none; how many lines there are for the lease's list of writable directories, and these; then for each stage: destination, bytes of the
 # archive, bytes of the list of large files, bytes of the list of what is to be removed, 0 for none.
 # In <destination>/<scratch>, with -1, -2 and so on for further stages, lie the archive, tree.tar, and the large files:
 # large/0, large/1 and so on, with the list, large/places. The last line of output is "<scratch> <word>".
@@ -7,8 +7,14 @@ set -u
 umask 022
 LC_ALL=C TZ=UTC0 EXTRACT_UNSAFE_SYMLINKS=1
 export LC_ALL TZ EXTRACT_UNSAFE_SYMLINKS
-mark=$1 own=$2 record=$3 bundle=$4 digest=$5 marker=$6
+mark=$1 own=$2 bundle=$3 digest=$4 marker=$5 lines=$6 record=
 shift 6
+while [ $lines -gt 0 ]; do
+  record="$record$1
+"
+  shift
+  lines=$((lines-1))
+done
 
 say() { printf '\n%s %s\n' "$mark" "$1"; }
 # each STEP DESTINATION BYTES PLACES GONE...: takes the step for each stage.
@@ -214,14 +220,22 @@ publish() {
 note() {
   list=$own/writable
   mkdir -p "$own"
-  printf '%s\n' "$record" | while IFS= read -r line; do
+  printf %s "$record" | while IFS= read -r line; do
     grep -q -x -F -e "$line" "$list" || printf '\n%s\n' "$line" >>"$list" || exit 1
   done
 } 2>/dev/null
+# unnoted says why they could not be added.
+unnoted() {
+  s=$own
+  [ ! -w "$own/" ] || room || word=nospace
+  rm -f "$s/probe"
+  fail ${word:-scratch}
+}
 
+word=
 word=$(
   each receive "$@" || exit
-  [ -z "$record" ] || note || fail nospace
+  [ -z "$record" ] || note || unnoted
   # Whoever makes the gate decides: this script, to publish, or the caller's cleanup, to end it.
   mkdir "$top/gate" 2>/dev/null || fail canceled
   each publish "$@"

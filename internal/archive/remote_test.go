@@ -50,7 +50,13 @@ func userland(t testing.TB, kind string) string {
 // deliver runs a script as the daemon does: as the standard input of a shell.
 func deliver(t testing.TB, path, text, scratch string) Reply {
 	t.Helper()
+	return deliverAs(t, nil, path, text, scratch)
+}
+
+func deliverAs(t testing.TB, user *syscall.SysProcAttr, path, text, scratch string) Reply {
+	t.Helper()
 	cmd := exec.Command("sh")
+	cmd.SysProcAttr = user
 	cmd.Stdin = strings.NewReader(text + "echo the rest of the input is not read by the script\n")
 	cmd.Env = []string{"PATH=" + path, "LANG=en_US.UTF-8"}
 	out, err := cmd.CombinedOutput()
@@ -579,6 +585,82 @@ func TestExportScriptRefuses(t *testing.T) {
 			onlyEntries(t, filepath.Dir(r.Scratch))
 		}
 	}
+}
+
+// What may not be looked at is not said to be missing.
+func TestExportScriptOfWhatCannotBeSeen(t *testing.T) {
+	dir := t.TempDir()
+	var user *syscall.SysProcAttr // who is refused
+	if os.Geteuid() == 0 {
+		user = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	}
+	put(t, dir, map[string]string{"sealed/d/f": "x", "f": "x"})
+	if err := errors.Join(os.Chmod(filepath.Dir(dir), 0o755), os.Chmod(dir, 0o777), os.Chmod(filepath.Join(dir, "sealed"), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.Chmod(filepath.Join(dir, "sealed"), 0o700) })
+	for name, want := range map[string]Word{"sealed/d": WordDenied, "sealed/d/f": WordDenied, "d/d": WordNoSource, "f/d": WordNoSource, "sealed": WordDenied} {
+		for _, r := range []RemoteExport{{Dir: filepath.Join(dir, name)}, {Files: []string{filepath.Join(dir, name)}, Root: dir}} {
+			r.Scratch = filepath.Join(dir, StageName())
+			if name == "sealed" && r.Files != nil {
+				want = WordNotFile
+			}
+			if got := deliverAs(t, user, os.Getenv("PATH"), r.Make(), r.Scratch); got.Word != want {
+				t.Errorf("export of %q (file %v) says %q, want %q", name, r.Files != nil, got.Word, want)
+			}
+		}
+	}
+}
+
+// A directory that leads elsewhere by the time it is archived is named by its own file.
+func TestF1ExportScriptOfADirectoryThatIsSwapped(t *testing.T) {
+	bin, root, outside := t.TempDir(), t.TempDir(), t.TempDir()
+	put(t, root, map[string]string{"a": "a", "b": "b", "d/c": "c"})
+	put(t, outside, map[string]string{"c": "secret"})
+	tool(t, bin, "tar", `[ "$1" = --version ] && exec REAL --version
+REAL "$@"
+mv `+root+`/d `+root+`/e; ln -s `+outside+` `+root+`/d`)
+	r := RemoteExport{Scratch: filepath.Join(t.TempDir(), StageName()), Root: root}
+	for _, name := range []string{"a", "b", "d/c"} {
+		r.Files = append(r.Files, filepath.Join(root, name))
+	}
+	if got := deliver(t, bin+":"+os.Getenv("PATH"), r.Make(), r.Scratch); got.Word != WordOutside || got.Bytes != 2 {
+		t.Errorf("%+v, want that the file of index 2 is outside", got)
+	}
+}
+
+func TestImportScriptRecordsDirectories(t *testing.T) {
+	src, dest := t.TempDir(), t.TempDir()
+	put(t, src, map[string]string{"a": "new"})
+	r := uploaded(t, src, dest)
+	for i := range 40 { // more than one argument may have
+		r.Record = append(r.Record, fmt.Sprintf(`"/%d/%s"`, i, strings.Repeat("it's $x ", 500)))
+	}
+	list := filepath.Join(r.Own, Writable)
+	put(t, r.Own, map[string]string{Writable: r.Record[3] + "\n"})
+	if got := deliver(t, os.Getenv("PATH"), r.Script(), r.Scratch); got.Word != WordOK {
+		t.Fatalf("word %q, want ok", got.Word)
+	}
+	data, err := os.ReadFile(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, line := range r.Record {
+		if n := strings.Count("\n"+string(data), "\n"+line+"\n"); n != 1 {
+			t.Errorf("%.20s is recorded %d times, want once", line, n)
+		}
+	}
+	// A list that cannot be written, with room enough.
+	if err := errors.Join(os.Remove(list), os.Mkdir(list, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	again := uploaded(t, src, dest)
+	again.Record = r.Record[:1]
+	if got := deliver(t, os.Getenv("PATH"), again.Script(), again.Scratch); got.Word != WordScratch {
+		t.Errorf("word %q, want scratch", got.Word)
+	}
+	onlyEntries(t, r.Own, Writable)
+	onlyEntries(t, dest, ".leasehold", "a")
 }
 
 // A disk of 1 MiB: neither side may publish anything, and both say why.
