@@ -41,7 +41,8 @@ type ImportOptions struct {
 	// Delta leaves out what the sandbox has already. [Importer.Dir] and [Importer.FS] know it.
 	Delta Delta
 	// Delete removes, after everything else is in its place, what the remote directory holds and the source does not.
-	// What Exclude matches stays, and so does the lease's own directory. Delete needs a Delta.
+	// What Exclude matches stays, and so does the lease's own directory. Delete needs a Delta; where the sandbox cannot list
+	// the directory for want of tools or permission, the import fails with [ErrRefused] and changes nothing.
 	Delete bool
 	// Mode is the mode of single files. 0 is the one that each has on the host.
 	Mode fs.FileMode
@@ -131,14 +132,16 @@ type FileMapping struct {
 //
 // A file that changes while it is read ends the import with [ErrIO], and nothing is published. When the context ends, Dir
 // returns at once. Publishing that has begun then goes on to its end, and what has not begun does not: Dispatched is
-// [DispatchedUnknown]. The scratch directory is removed in the background, which giving back the lease waits for.
+// [DispatchedUnknown]. The scratch directory is removed in the background, which giving back the lease waits for. A read of a
+// file that blocks when the context ended, as on a network's file system, may return after Dir, and is the last.
 func (i *Importer) Dir(ctx context.Context, localDir, remoteDir string, options ImportOptions) (TransferResult, error) {
 	return i.tree(ctx, "import directory", remoteDir, options, func() (archive.Source, error) { return archive.Dir(localDir) })
 }
 
 // FS copies the content of a file system, such as an [embed.FS], [os.DirFS] or [testing/fstest.MapFS], into a directory
 // of the sandbox. Modes are those that the file system states: an embed.FS says that everything is read-only. Links are
-// known if it implements [fs.ReadLinkFS]. All else is as with [Importer.Dir].
+// known if it implements [fs.ReadLinkFS]. All else is as with [Importer.Dir]: that a read may return after FS, too, so that what
+// fsys needs must not be taken away before.
 func (i *Importer) FS(ctx context.Context, fsys fs.FS, remoteDir string, options ImportOptions) (TransferResult, error) {
 	var open func() (archive.Source, error)
 	if fsys != nil {
