@@ -156,10 +156,16 @@ func treeDigest(t *testing.T, dir string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer src.Close()
-	sum := sha256.New()
-	if _, err := archive.WriteTree(t.Context(), sum, src, archive.WriteOptions{}); err != nil {
+	load, err := archive.LoadTree(t.Context(), src, archive.WriteOptions{})
+	if err != nil {
 		t.Fatal(err)
+	}
+	defer load.Close()
+	sum := sha256.New()
+	for _, part := range load.Parts() {
+		if _, err := part.Write(t.Context(), sum, nil); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return hex.EncodeToString(sum.Sum(nil))
 }

@@ -1,13 +1,17 @@
-// Package archive writes directory trees as tar streams, and extracts tar streams that nobody vouches for.
+// Package archive sends trees to a sandbox as tar streams, and extracts tar streams that nobody vouches for. It holds the
+// scripts of both directions that run in the sandbox, too.
 //
-// [WriteTree] and [WriteFile] produce GNU-format archives, which GNU tar, busybox tar and bsdtar all read: PAX records
-// would carry fractions of a second, but busybox does not know them and would shorten long names. Times are therefore
-// whole seconds. [Extract] and [ExtractFile] check every member and every link target before they apply it, work in a
-// private directory beside the destination, prove that the archive is whole, and only then publish by rename.
+// A [Load] is what is sent: of a directory or file system ([LoadTree]), of single files ([LoadFiles]), or of another tar stream
+// ([LoadTar]). Archives have GNU's format, which GNU tar, busybox tar and bsdtar all read: PAX records would carry fractions
+// of a second, but busybox does not know them and would shorten long names. Times are therefore whole seconds. [Extract] and
+// [ExtractFiles] check every member and every link target before they apply it, work in private directories and files beside
+// the destination, prove that the archive is whole, and only then publish by rename. [Copy] makes an archive anew of what
+// passes the same checks.
 //
 // Both directions use memory that does not depend on the size of the files or on the length of the archive. What grows:
 // the names of one directory while it is walked, one small record for each file that has several hard links, one for
-// each directory with [WriteOptions.RepeatDirs], and the depth of the tree.
+// each directory with [WriteOptions.RepeatDirs], one for each entry that is compared or comes from a stream, one for each link
+// that is copied and for each member that is left out and listed, and the depth of the tree.
 package archive
 
 import (
@@ -75,8 +79,8 @@ func (s *Summary) Skip(name string, r Reason) {
 var (
 	ErrChanged = errors.New("changed while it was read")           // a source file grew, shrank, vanished or was swapped
 	ErrSource  = errors.New("cannot be read")                      // the host's source
-	ErrWrite   = errors.New("archive stream refused")              // the writer given to WriteTree failed
-	ErrRead    = errors.New("archive stream broke")                // the reader given to Extract failed
+	ErrWrite   = errors.New("archive stream refused")              // the writer of a part failed
+	ErrRead    = errors.New("archive stream broke")                // the reader of an archive failed
 	ErrUnsafe  = errors.New("would reach outside the destination") // a name or a link
 	ErrCorrupt = errors.New("archive is damaged or cut off")       // not a whole tar archive
 	ErrLimit   = errors.New("limit reached")                       // one of the limits of ExtractOptions

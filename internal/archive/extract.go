@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// ExtractOptions are the options of [Extract] and [ExtractFile].
+// ExtractOptions are the options of [Extract], [ExtractFiles] and [Copy].
 type ExtractOptions struct {
 	// Exclude leaves members out, without listing them.
 	Exclude *Matcher
@@ -34,10 +34,7 @@ type ExtractOptions struct {
 	Reserve int64
 	// ReserveStep is how much may be written before the free space is asked for again; 0 is 16 MiB.
 	ReserveStep int64
-	// Size is the exact length of the archive in bytes; 0 when it is not known.
-	Size int64
-	// Mode is the mode of the directory of [Extract], or of the file of [ExtractFile]. 0 is, for a directory, the mode
-	// that it had before, else 0755; for a file the archive's mode.
+	// Mode is the mode of the directory of [Extract]. 0 is the mode that it had before, else 0755.
 	Mode fs.FileMode
 	// Progress is called after each entry and after each chunk of a file, with the totals so far; nil for none.
 	Progress func(entries, bytes int64)

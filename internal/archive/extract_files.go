@@ -14,12 +14,6 @@ type Target struct {
 	Mode fs.FileMode // 0: the archive's
 }
 
-// ExtractFile makes file a regular file with the content of the one member of the archive, whatever that is called, as
-// [ExtractFiles] does.
-func ExtractFile(ctx context.Context, r io.Reader, file string, opt ExtractOptions) (Summary, error) {
-	return ExtractFiles(ctx, r, []Target{{Path: file, Mode: opt.Mode}}, opt)
-}
-
 // ExtractFiles makes each target a regular file with the content of one member of the archive, which has exactly these
 // members, in this order. Several archives may follow each other. Each is written beside its destination, gets its mode and
 // time, and takes its place by rename once the archive has proved to be whole. On any failure before the first rename, all

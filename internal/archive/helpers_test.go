@@ -193,9 +193,9 @@ func open(t testing.TB, dir string) Source {
 func pack(t testing.TB, dir string, opt WriteOptions) ([]byte, Summary) {
 	t.Helper()
 	var b bytes.Buffer
-	sum, err := WriteTree(context.Background(), &b, open(t, dir), opt)
+	sum, err := writeTree(context.Background(), &b, open(t, dir), opt)
 	if err != nil {
-		t.Fatalf("WriteTree: %v", err)
+		t.Fatalf("writing: %v", err)
 	}
 	return b.Bytes(), sum
 }
@@ -224,3 +224,17 @@ func onlyEntries(t testing.TB, dir string, want ...string) {
 		t.Errorf("%s holds %q, want %q", dir, got, want)
 	}
 }
+
+// writeTree writes the whole of a source as one archive.
+func writeTree(ctx context.Context, w io.Writer, src Source, opt WriteOptions) (Summary, error) {
+	t := newTreeWriter(ctx, w, opt)
+	return t.finish(t.tree(src))
+}
+
+// extractFile extracts the one file of an archive.
+func extractFile(ctx context.Context, r io.Reader, file string, opt ExtractOptions) (Summary, error) {
+	return ExtractFiles(ctx, r, []Target{{Path: file, Mode: opt.Mode}}, opt)
+}
+
+// Size returns how much was written.
+func (s *Sum) Size() int64 { return s.size }

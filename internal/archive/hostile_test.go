@@ -264,7 +264,7 @@ func TestF2DestinationsThatCannotBePublished(t *testing.T) {
 		}
 		_, err := Extract(t.Context(), bytes.NewReader(data), "", ExtractOptions{})
 		wantKind(t, err, ErrType)
-		_, err = ExtractFile(t.Context(), bytes.NewReader(data), "", ExtractOptions{})
+		_, err = extractFile(t.Context(), bytes.NewReader(data), "", ExtractOptions{})
 		wantKind(t, err, ErrType)
 		onlyEntries(t, ".", "precious")
 	})
@@ -313,7 +313,7 @@ func TestUnreadableSourcesAreNamed(t *testing.T) {
 	}
 	put("d/secret")
 	for _, name := range []string{"d", "d/secret"} {
-		_, err := WriteTree(t.Context(), io.Discard, FS(hostileTree{os.DirFS(dir), name, fs.ErrPermission}), WriteOptions{})
+		_, err := writeTree(t.Context(), io.Discard, FS(hostileTree{os.DirFS(dir), name, fs.ErrPermission}), WriteOptions{})
 		var e *Error
 		if !errors.As(err, &e) || e.Kind != ErrSource || e.Name != name {
 			t.Errorf("error %v, want one that cannot read %q", err, name)
@@ -347,7 +347,7 @@ func TestF2SourceThatIsSwappedEndsTheArchive(t *testing.T) {
 					t.Skipf("this system cannot do that: %v", err)
 				}
 			}}
-			_, err := WriteTree(t.Context(), io.Discard, open(t, dir), opt)
+			_, err := writeTree(t.Context(), io.Discard, open(t, dir), opt)
 			if !errors.Is(err, ErrChanged) && !errors.Is(err, ErrSource) {
 				t.Errorf("error %v, want one that is %q or %q", err, ErrChanged, ErrSource)
 			}
@@ -365,7 +365,7 @@ func TestF2SourceThatIsSwappedEndsTheArchive(t *testing.T) {
 				t.Skipf("this system cannot do that: %v", err)
 			}
 		}}
-		_, err := WriteTree(t.Context(), io.Discard, src, WriteOptions{})
+		_, err := writeTree(t.Context(), io.Discard, src, WriteOptions{})
 		wantKind(t, err, ErrChanged)
 	})
 }

@@ -51,14 +51,13 @@ type Part struct {
 	Write func(ctx context.Context, w io.Writer, progress func(entries, bytes int64)) (Summary, error)
 }
 
-// LoadTree walks a source as [WriteTree] does, without reading any file. The load closes the source, also when LoadTree
-// fails.
+// LoadTree walks a source, without reading any file. The load closes the source, also when LoadTree fails.
 func LoadTree(ctx context.Context, src Source, opt WriteOptions) (*Load, error) {
 	return newLoad(ctx, &Load{opt: opt, src: src, walk: func(t *treeWriter) error { return t.tree(src) }})
 }
 
-// LoadFiles looks at files of the host, to be sent under names without a slash, as [WriteFile] does. The load is to be
-// closed.
+// LoadFiles looks at files of the host, to be sent under names without a slash. A link is followed once; anything but a
+// regular file is refused with [ErrSource]. The load is to be closed.
 func LoadFiles(ctx context.Context, files []HostFile, opt WriteOptions) (*Load, error) {
 	return newLoad(ctx, &Load{opt: opt, walk: func(t *treeWriter) error {
 		for _, f := range files {
@@ -73,8 +72,8 @@ func LoadFiles(ctx context.Context, files []HostFile, opt WriteOptions) (*Load, 
 	}})
 }
 
-// LoadTar sends the entries of a tar stream, each of them checked before it is passed on, see [ReadLimits]. The stream is
-// read once, when the archive is written.
+// LoadTar sends the entries of a tar stream, each of them checked before it is passed on, within the limits. The stream is read
+// once, when the archive is written.
 func LoadTar(r io.Reader, limits ExtractOptions, opt WriteOptions) *Load {
 	return &Load{opt: opt, walk: func(t *treeWriter) error { return t.stream(r, limits) }}
 }

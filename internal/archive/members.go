@@ -167,9 +167,6 @@ func (m *members) end() error {
 				return fail(ErrCorrupt, "", "data follows the end of the archive", nil)
 			}
 		}
-		if m.opt.Size > 0 && m.src.n > m.opt.Size {
-			break
-		}
 		if m.src.n-first > maxPadding {
 			return fail(ErrCorrupt, "", "the padding after the end of the archive has no end", nil)
 		}
@@ -181,9 +178,6 @@ func (m *members) end() error {
 		}
 	}
 	m.sum.Archive = m.src.n
-	if m.opt.Size > 0 && m.src.n != m.opt.Size {
-		return failf(ErrCorrupt, "", "it has %d bytes instead of %d", m.src.n, m.opt.Size)
-	}
 	return io.EOF
 }
 

@@ -157,6 +157,3 @@ func (s *Sum) Sum32() uint32 {
 	}
 	return ^bits.Reverse32(end.crc)
 }
-
-// Size returns how much was written.
-func (s *Sum) Size() int64 { return s.size }

@@ -18,7 +18,7 @@ import (
 	"github.com/leasehold-go/leasehold/internal/script"
 )
 
-// WriteOptions are the options of [WriteTree], [WriteFile] and of a [Load].
+// WriteOptions are the options of a [Load].
 type WriteOptions struct {
 	// Exclude leaves entries out, without listing them.
 	Exclude *Matcher
@@ -32,8 +32,6 @@ type WriteOptions struct {
 	RepeatDirs bool
 	// Progress is called after each entry and after each chunk of a file, with the totals so far; nil for none.
 	Progress func(entries, bytes int64)
-	// Mode replaces the permission bits of the file in [WriteFile]. 0 keeps them.
-	Mode fs.FileMode
 	// Follow sends what symbolic links lead to in their place, wherever that is. A link that leads nowhere, or to a
 	// directory that it lies in, ends the writing with [ErrSource].
 	Follow bool
@@ -55,7 +53,8 @@ type WriteOptions struct {
 	// Links says what a stream's symbolic links out of its tree are, see [LoadTar].
 	Links LinkPolicy
 
-	timeless bool // every time is the same: the archive is to be compared, not sent
+	mode     fs.FileMode // of a single file; 0 is the host's
+	timeless bool        // every time is the same: the archive is to be compared, not sent
 }
 
 // ModesMember is the name of a shell script that sets the modes of directories, to be run in the root of the extracted
@@ -65,28 +64,6 @@ const ModesMember = StagePrefix + "modes"
 // Chunks of a file's content between two looks at the context.
 const chunkSize = 256 << 10
 
-// WriteTree writes the entries below src, sorted, directories before their content, and the end of the archive. The
-// root itself has no entry, so that a receiver never changes the mode or the times of a directory it did not make.
-//
-// Permission bits, whole-second modification times, symbolic links (verbatim, never followed), hard links within the
-// tree, empty files and directories, and every name that the file system allows are kept. Owners, the set-id and sticky
-// bits and extended attributes are not. Sockets, FIFOs and devices are left out and listed.
-//
-// A file or directory that vanishes, is swapped for another, or whose size or time changes while it is read ends the
-// writing with [ErrChanged]: the archive then has no end, so no receiver can take it for a whole one. The context is
-// observed at each entry and each chunk.
-func WriteTree(ctx context.Context, w io.Writer, src Source, opt WriteOptions) (Summary, error) {
-	t := newTreeWriter(ctx, w, opt)
-	return t.finish(t.tree(src))
-}
-
-// WriteFile writes an archive with one regular file, under the given name.
-// A path that is a symbolic link is followed once; anything but a regular file is refused with [ErrSource].
-func WriteFile(ctx context.Context, w io.Writer, file, name string, opt WriteOptions) (Summary, error) {
-	t := newTreeWriter(ctx, w, opt)
-	return t.finish(t.hostFile(HostFile{file, name, opt.Mode}))
-}
-
 // HostFile is one regular file of the host, to be sent under a name of its own.
 type HostFile struct {
 	Path string      // a link is followed once
@@ -95,7 +72,7 @@ type HostFile struct {
 }
 
 func (t *treeWriter) hostFile(file HostFile) error {
-	t.opt.Mode = file.Mode
+	t.opt.mode = file.Mode
 	reopen := func() (fs.File, error) { return os.OpenFile(file.Path, os.O_RDONLY|openNonblock, 0) }
 	f, err := reopen()
 	if err != nil {
@@ -226,7 +203,16 @@ func (t *treeWriter) writeError(err error) error {
 	}
 }
 
-// tree walks the whole tree.
+// tree walks the whole tree: the entries below src, sorted, directories before their content. The root itself has no entry, but
+// for a Prefix, so that a receiver never changes the mode or the times of a directory it did not make.
+//
+// Permission bits, whole-second modification times, symbolic links (verbatim, unless they are followed), hard links within
+// the tree, empty files and directories, and every name that the file system allows are kept. Owners, the set-id and sticky
+// bits and extended attributes are not. Sockets, FIFOs and devices are left out and listed.
+//
+// A file or directory that vanishes, is swapped for another, or whose size or time changes while it is read ends the
+// walk with [ErrChanged]: the archive then has no end, so no receiver can take it for a whole one. The context is
+// observed at each entry and each chunk.
 func (t *treeWriter) tree(src Source) error {
 	t.root = src
 	if t.opt.Prefix != "" || t.opt.Follow {
@@ -571,8 +557,8 @@ func permissions(fi fs.FileInfo, opt WriteOptions) fs.FileMode {
 
 // fileMode returns the permission bits that a regular file is sent with.
 func fileMode(fi fs.FileInfo, opt WriteOptions) fs.FileMode {
-	if opt.Mode != 0 {
-		return opt.Mode.Perm()
+	if opt.mode != 0 {
+		return opt.mode.Perm()
 	}
 	return permissions(fi, opt)
 }

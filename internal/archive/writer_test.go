@@ -31,7 +31,7 @@ func TestTreeSurvivesARoundTrip(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			sum, err := Extract(context.Background(), bytes.NewReader(data), dest, ExtractOptions{Size: int64(len(data)), Exclude: modes})
+			sum, err := Extract(context.Background(), bytes.NewReader(data), dest, ExtractOptions{Exclude: modes})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -190,7 +190,7 @@ func TestF2SourceThatChangesEndsTheArchive(t *testing.T) {
 			}
 			var failure error
 			w := &changing{after: 1 << 20, do: func() { failure = change(file) }}
-			_, err := WriteTree(context.Background(), w, open(t, dir), WriteOptions{})
+			_, err := writeTree(context.Background(), w, open(t, dir), WriteOptions{})
 			if failure != nil {
 				t.Fatal(failure)
 			}
@@ -213,14 +213,14 @@ func TestWriteErrorsAndContextEndTheWriting(t *testing.T) {
 		t.Fatal(err)
 	}
 	broken := errors.New("sink broke")
-	_, err := WriteTree(context.Background(), failingWriter{broken}, open(t, dir), WriteOptions{})
+	_, err := writeTree(context.Background(), failingWriter{broken}, open(t, dir), WriteOptions{})
 	wantKind(t, err, ErrWrite)
 	wantKind(t, err, broken)
 
 	ctx, cancel := context.WithCancelCause(context.Background())
 	cause := errors.New("enough")
 	w := &changing{after: 1, do: func() { cancel(cause) }}
-	_, err = WriteTree(ctx, w, open(t, dir), WriteOptions{})
+	_, err = writeTree(ctx, w, open(t, dir), WriteOptions{})
 	wantKind(t, err, cause)
 }
 
@@ -236,7 +236,7 @@ func TestFileSystemsOtherThanTheHostsAreArchived(t *testing.T) {
 		"top":     {Data: []byte("t"), Mode: 0o600, ModTime: at},
 	}
 	var b bytes.Buffer
-	sum, err := WriteTree(context.Background(), &b, FS(fsys), WriteOptions{})
+	sum, err := writeTree(context.Background(), &b, FS(fsys), WriteOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
