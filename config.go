@@ -191,10 +191,7 @@ func (c Config) withDefaults() (Config, error) {
 	case c.TTL == 0:
 	case c.TTL < time.Minute:
 		p.add("Config.TTL", "is under one minute")
-	case c.TTL/time.Minute > maxMinutes:
-		p.add("Config.TTL", "is over %d minutes", maxMinutes)
-	}
-	if c.TTL >= time.Minute && c.TTL < c.Timeout {
+	case c.TTL < c.Timeout:
 		p.add("Config.TTL", "is under Timeout: a sandbox could be destroyed before its acquisition ends")
 	}
 	if *c.AutoDeleteMinutes == 0 {

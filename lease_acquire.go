@@ -36,8 +36,8 @@ type AcquireRequest struct {
 	// Reuse makes release stop the sandbox, so that resume can start it again. False: as Config.Reuse says.
 	Reuse bool
 	// ExpiresAt is when the provider must destroy the sandbox at the latest, in whatever state it is then, even if it
-	// never hears from this process again. It is rounded down to whole minutes from now; the earlier of it and
-	// Config.TTL applies. Zero: Config.TTL alone.
+	// never hears from this process again. What is left until then when the creation is sent is rounded down to whole
+	// minutes; under one minute, nothing is sent. The earlier of it and Config.TTL applies. Zero: Config.TTL alone.
 	ExpiresAt time.Time
 	// Labels are put on the sandbox beside the library's own, of which there are six to eight; together there may be 16.
 	// Keys are up to 63 of A-Z a-z 0-9 . _ -, must not start with Config.LabelPrefix, and values are identifiers like those
@@ -56,7 +56,7 @@ func (r *AcquireRequest) origin(configured origin) origin {
 	return configured
 }
 
-func (p *provider) checkRequest(op string, request AcquireRequest) (ttlMinutes int, err error) {
+func (p *provider) checkRequest(op string, request AcquireRequest) error {
 	var bad problems
 	request.Scope.check(&bad, "AcquireRequest.Scope")
 	request.origin(p.cfg.origin()).check(&bad, "AcquireRequest")
@@ -77,20 +77,10 @@ func (p *provider) checkRequest(op string, request AcquireRequest) (ttlMinutes i
 			bad.add("AcquireRequest.Labels."+key, "is the provider's own label")
 		}
 	}
-	ttl := p.cfg.TTL
-	if !request.ExpiresAt.IsZero() {
-		left := time.Until(request.ExpiresAt)
-		if left < time.Minute {
-			bad.add("AcquireRequest.ExpiresAt", "is under one minute away")
-		}
-		if left/time.Minute > maxMinutes {
-			bad.add("AcquireRequest.ExpiresAt", "is over %d minutes away", maxMinutes)
-		}
-		if ttl == 0 || left < ttl {
-			ttl = left
-		}
+	if !request.ExpiresAt.IsZero() && time.Until(request.ExpiresAt) < time.Minute {
+		bad.add("AcquireRequest.ExpiresAt", "is under one minute away")
 	}
-	return int(ttl / time.Minute), bad.err(op)
+	return bad.err(op)
 }
 
 // Acquire implements [Provider].
@@ -101,8 +91,7 @@ func (p *provider) Acquire(ctx context.Context, request AcquireRequest) (*Lease,
 func (p *provider) acquire(ctx context.Context, op string, request AcquireRequest, reuse bool) (_ *Lease, err error) {
 	ctx, span := p.span(ctx, op)
 	defer func() { endSpan(span, err) }()
-	ttl, err := p.checkRequest(op, request)
-	if err != nil {
+	if err := p.checkRequest(op, request); err != nil {
 		return nil, err
 	}
 	work, finish, err := p.start(ctx, op, p.aboutScope(request.Scope))
@@ -111,7 +100,7 @@ func (p *provider) acquire(ctx context.Context, op string, request AcquireReques
 	}
 	began := time.Now()
 	a := &acquisition{
-		p: p, op: op, request: request, reuse: reuse, ttl: ttl, began: began, phase: PhaseCreate,
+		p: p, op: op, request: request, reuse: reuse, began: began, phase: PhaseCreate,
 		until:    began.Add(p.cfg.Timeout - min(compensationTime, p.cfg.Timeout/4)),
 		creation: p.newCreation(request.Scope, reuse, request.Labels),
 	}
@@ -164,7 +153,7 @@ type acquisition struct {
 	op      string
 	request AcquireRequest
 	reuse   bool
-	ttl     int // minutes
+	ttl     int // minutes, as sent last; 0: none
 	began   time.Time
 	until   time.Time // when what is left of the budget is kept for the compensation
 
@@ -382,9 +371,28 @@ func (a *acquisition) settled(refused bool) {
 	a.submitted, a.refused = false, a.refused || refused
 }
 
+// limit sets the lifetime that is left to a sandbox whose creation is sent now, however long it had to wait for that.
+func (a *acquisition) limit() error {
+	ttl := a.p.cfg.TTL
+	if at := a.request.ExpiresAt; !at.IsZero() {
+		left := time.Until(at)
+		if left < time.Minute {
+			return &Error{Op: a.op, Kind: KindTimeout, Dispatched: DispatchedNo, Message: "under one minute was left until the requested expiry when the creation could be sent"}
+		}
+		if ttl == 0 || left < ttl {
+			ttl = left
+		}
+	}
+	a.ttl = int(ttl / time.Minute)
+	return nil
+}
+
 // submit sends the creation, unless the caller has left: what it took with it says that nothing was sent.
 func (a *acquisition) submit(work context.Context) (*daytona.Sandbox, error) {
 	cfg, origin := &a.p.cfg, a.request.origin(a.p.cfg.origin())
+	if err := a.limit(); err != nil {
+		return nil, err
+	}
 	a.mu.Lock()
 	left, creation := a.left, a.creation
 	if a.submitted = !left; !left {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -329,6 +330,47 @@ func TestL8ExpiryIsRoundedDownAndReadBack(t *testing.T) {
 		}
 		r.wantSandboxes(t, 0)
 	})
+}
+
+// TestL8WaitingExtendsNothing: what an acquisition waits before its creation is sent is not added to the lifetime.
+func TestL8WaitingExtendsNothing(t *testing.T) {
+	const pause = 90 * time.Second
+	for _, tt := range []struct {
+		name    string
+		expires time.Duration
+		leased  int
+	}{
+		{"enough is left", 4*time.Minute + 30*time.Second, 1},
+		{"too little is left", 2 * time.Minute, 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				r := newRig(t, Config{}, emulator.Options{InMemory: true, Toolbox: http.HandlerFunc((&world{}).toolbox)})
+				r.server.SetFaults(emulator.Fault{Method: "POST", Path: "/api/sandbox", Action: emulator.StatusBefore, Status: 429,
+					Header: http.Header{"Retry-After": {strconv.Itoa(int(pause.Seconds()))}}, Body: structured(429, "slow down")})
+				q := request()
+				q.ExpiresAt = time.Now().Add(tt.expires)
+				l, err := r.Acquire(t.Context(), q)
+				r.wantHits(t)
+				r.wantSandboxes(t, tt.leased)
+				if got := r.count()["POST /api/sandbox"]; got != 1+tt.leased {
+					t.Errorf("%d creations were sent, want %d", got, 1+tt.leased)
+				}
+				if tt.leased == 0 {
+					if e := wantError(t, err, KindTimeout); e.Dispatched != DispatchedNo || e.Retryable || e.Cleanup != nil || e.Phase != PhaseCreate {
+						t.Errorf("error = %+v, want not dispatched, and nothing to clean up", e)
+					}
+					return
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if at := r.server.Sandbox(l.Ref().Sandbox).DestroyAt(); at.After(q.ExpiresAt) || at.Before(q.ExpiresAt.Add(-time.Minute)) {
+					t.Errorf("destroyed %v after the requested expiry, want up to a minute before it", at.Sub(q.ExpiresAt))
+				}
+			})
+		})
+	}
 }
 
 // TestL8LaterRequestsExtendNothing: the expiry of the creation stays, whatever another host's configuration asks for.
