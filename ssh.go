@@ -71,13 +71,11 @@ func (l *Lease) OpenSSH(ctx context.Context, lifetime time.Duration) (_ *SSHAcce
 		e := failed(op, err)
 		e.Sandbox = l.ref.Sandbox
 		if e.Dispatched != DispatchedNo && (e.HTTPStatus == 0 || e.HTTPStatus >= 500 || e.HTTPStatus < 300) {
-			l.ssh.set("")
-			l.endLateSSH(ctx, op, "")
+			l.endLateSSH(ctx, op)
 		}
 		return nil, l.orClosed(e)
 	}
-	l.ssh.set(made.Token)
-	if l.endLateSSH(ctx, op, made.Token) {
+	if l.endLateSSH(ctx, op) {
 		return nil, l.orClosed(&Error{Op: op, Dispatched: DispatchedYes})
 	}
 	return &SSHAccess{l: l, host: made.Host, port: made.Port, expires: made.ExpiresAt, secret: &sshSecret{made.Token}}, nil
@@ -85,10 +83,10 @@ func (l *Lease) OpenSSH(ctx context.Context, lifetime time.Duration) (_ *SSHAcce
 
 // endLateSSH revokes an access that was made while the lease was given back, which may not have known of it any more. It
 // reports whether that was so.
-func (l *Lease) endLateSSH(ctx context.Context, op, token string) bool {
+func (l *Lease) endLateSSH(ctx context.Context, op string) bool {
 	late := l.open.Err() != nil
 	if late {
-		_ = l.endSSH(context.WithoutCancel(ctx), op, token) // else it ends at its time
+		_ = l.endSSH(context.WithoutCancel(ctx), op, "") // else it ends at its time
 	}
 	return late
 }
@@ -118,6 +116,7 @@ func (l *Lease) revokeSSH(ctx context.Context, token string) (err error) {
 	return l.endSSH(ctx, op, token)
 }
 
+// endSSH revokes the access with the token; without one, all of the sandbox's.
 func (l *Lease) endSSH(ctx context.Context, op, token string) error {
 	ctx, cancel := context.WithTimeout(ctx, l.p.cfg.CallTimeout)
 	defer cancel()
@@ -126,52 +125,28 @@ func (l *Lease) endSSH(ctx context.Context, op, token string) error {
 		e.Sandbox = l.ref.Sandbox
 		return e
 	}
-	l.ssh.ended(token)
 	return nil
 }
 
-// sshAccesses is what a lease has to revoke when it is given back.
+// sshAccesses is whether a lease has accesses to revoke when it is given back.
 type sshAccesses struct {
 	mu     sync.Mutex
 	hooked bool
-	open   bool
-	token  string // of the one that is open; empty: not known
 }
 
-// watch has the lease revoke what is open when it is given back.
+// watch has the lease revoke every access to its sandbox when it is given back: which one is open last is not known, for
+// replies may overtake each other.
 func (s *sshAccesses) watch(l *Lease, op string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.hooked {
 		return nil
 	}
-	s.hooked = l.onClose(func(ctx context.Context) {
-		s.mu.Lock()
-		open, token := s.open, s.token
-		s.mu.Unlock()
-		if open {
-			_ = l.endSSH(ctx, op, token) // else it ends at its time
-		}
-	})
+	s.hooked = l.onClose(func(ctx context.Context) { _ = l.endSSH(ctx, op, "") }) // else it ends at its time
 	if !s.hooked {
 		return &Error{Op: op, Kind: KindClosed, Sandbox: l.ref.Sandbox, Dispatched: DispatchedNo, Message: errGivenBack.Error()}
 	}
 	return nil
-}
-
-func (s *sshAccesses) set(token string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.open, s.token = true, token
-}
-
-// ended forgets the one with the token, or whatever there was.
-func (s *sshAccesses) ended(token string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if token == "" || token == s.token {
-		s.open, s.token = false, ""
-	}
 }
 
 // Host returns the gateway's name.

@@ -1,8 +1,10 @@
 package leasehold
 
 import (
+	"io"
 	"net/http"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/leasehold-go/leasehold/internal/emulator"
@@ -12,6 +14,27 @@ import (
 type carrier func(*http.Request) (*http.Response, error)
 
 func (c carrier) RoundTrip(req *http.Request) (*http.Response, error) { return c(req) }
+
+// validSSH asks as the gateway does.
+func (r *rig) validSSH(t *testing.T, token string) bool {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, r.server.URL()+"/sandbox/ssh-access/validate?token="+token, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+r.server.APIKey())
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	defer http.DefaultClient.CloseIdleConnections()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.Contains(string(body), `"valid":true`)
+}
 
 // An access that is made while the lease is given back is revoked, although the lease had none when it was closed.
 func TestAnSSHAccessThatComesLateIsRevoked(t *testing.T) {
@@ -39,6 +62,43 @@ func TestAnSSHAccessThatComesLateIsRevoked(t *testing.T) {
 	}
 	if n := r.count()["DELETE /api/sandbox/*/ssh-access"]; n == 0 {
 		t.Error("the access was not revoked")
+	}
+}
+
+// An access whose reply was overtaken by that of the one before it is revoked with the lease all the same.
+func TestSSHAccessesWhoseRepliesCrossAreRevoked(t *testing.T) {
+	server := http.DefaultTransport.(*http.Transport).Clone()
+	defer server.CloseIdleConnections()
+	answered, overtaken := make(chan struct{}), make(chan struct{})
+	var made atomic.Int32
+	r := newRig(t, Config{Reuse: true, Transport: carrier(func(req *http.Request) (*http.Response, error) {
+		resp, err := server.RoundTrip(req)
+		if req.Method == http.MethodPost && strings.HasSuffix(req.URL.Path, "/ssh-access") && made.Add(1) == 1 {
+			close(answered)
+			<-overtaken
+		}
+		return resp, err
+	})}, emulator.Options{})
+	l := r.acquired(t)
+	first := make(chan error, 1)
+	go func() {
+		_, err := l.OpenSSH(t.Context(), 0)
+		first <- err
+	}()
+	<-answered
+	second, err := l.OpenSSH(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	close(overtaken)
+	if err := <-first; err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Release(t.Context(), l.ref, ReleaseOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if r.validSSH(t, second.Token()) {
+		t.Error("the access that the provider knows is valid after the release")
 	}
 }
 
