@@ -67,7 +67,7 @@ func (p *provider) Inspect(ctx context.Context, envelope CleanupEnvelope) (_ Cle
 	if err != nil {
 		return envelope, err
 	}
-	found, err := background(ctx, op, func() (CleanupEnvelope, error) {
+	found, err := background(ctx, op, envelope.target().label(), func() (CleanupEnvelope, error) {
 		defer finish()
 		found := envelope
 		if found.Observed == "" {
@@ -106,9 +106,10 @@ func (p *provider) Cleanup(ctx context.Context, envelope CleanupEnvelope) (_ Rec
 	if err != nil {
 		return Receipt{}, err
 	}
-	return background(ctx, op, func() (_ Receipt, err error) {
+	return background(ctx, op, envelope.Observed, func() (_ Receipt, err error) {
 		defer finish()
 		defer func() {
+			err = inPhase(PhaseDelete, ofSandbox(envelope.Observed, err))
 			if err != nil && !errors.Is(err, ErrNotOwned) {
 				p.uncleaned(op, envelope.target())
 			}
@@ -125,7 +126,7 @@ func (p *provider) Cleanup(ctx context.Context, envelope CleanupEnvelope) (_ Rec
 		if err != nil {
 			p.log(failed(op, err))
 			p.ledger.leave(work, envelope.Attempt)
-			return Receipt{}, inPhase(PhaseDelete, err)
+			return Receipt{}, err
 		}
 		p.accounted(envelope)
 		p.ledger.settle(work, envelope.Attempt, true)

@@ -12,18 +12,18 @@ import (
 // maxLabels bounds a record's labels.
 const maxLabels = 16
 
-// CreationOperation is the intent to create one sandbox, fixed before the request is sent: the name and the labels by
+// creationOperation is the intent to create one sandbox, fixed before the request is sent: the name and the labels by
 // which the sandbox can be found and proved to be ours, whatever became of the request.
-type CreationOperation struct {
-	Attempt    string            `json:"attempt"` // UUID
-	Name       string            `json:"name"`    // <prefix>create-<attempt>
-	Scope      Scope             `json:"scope"`
-	Labels     map[string]string `json:"labels"`
-	Credential string            `json:"credential"`        // fingerprint of endpoint and credential
-	Account    string            `json:"account,omitempty"` // fingerprint of endpoint and organisation, if the API attested it by then
+type creationOperation struct {
+	Attempt    string // UUID
+	Name       string // <prefix>create-<attempt>
+	Scope      Scope
+	Labels     map[string]string
+	Credential string // fingerprint of endpoint and credential
+	Account    string // fingerprint of endpoint and organisation; empty: the API had not attested it yet
 }
 
-func (p *provider) newCreation(scope Scope, reuse bool, extra map[string]string) CreationOperation {
+func (p *provider) newCreation(scope Scope, reuse bool, extra map[string]string) creationOperation {
 	attempt := uuid.NewString()
 	prefix := p.cfg.LabelPrefix
 	labels := maps.Clone(extra)
@@ -42,18 +42,18 @@ func (p *provider) newCreation(scope Scope, reuse bool, extra map[string]string)
 	if scope.Workspace != "" {
 		labels[prefix+"workspace"] = scope.Workspace
 	}
-	return CreationOperation{Attempt: attempt, Name: prefix + "create-" + attempt, Scope: scope, Labels: labels, Credential: p.account.credential, Account: p.account.known()}
+	return creationOperation{Attempt: attempt, Name: prefix + "create-" + attempt, Scope: scope, Labels: labels, Credential: p.account.credential, Account: p.account.known()}
 }
 
 // envelope returns what is needed to account for the creation later. observed is the sandbox's id, if it was seen.
-func (op CreationOperation) envelope(phase Phase, observed string) *CleanupEnvelope {
+func (op creationOperation) envelope(phase Phase, observed string) *CleanupEnvelope {
 	return &CleanupEnvelope{
 		Version: envelopeVersion, Name: op.Name, Attempt: op.Attempt, Scope: op.Scope, Labels: maps.Clone(op.Labels),
 		Credential: op.Credential, Account: op.Account, Observed: observed, Phase: phase,
 	}
 }
 
-func (op CreationOperation) target() target {
+func (op creationOperation) target() target {
 	return target{name: op.Name, attempt: op.Attempt, scope: op.Scope, labels: op.Labels, credential: op.Credential}
 }
 

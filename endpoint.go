@@ -112,16 +112,14 @@ func (l *Lease) endpointTry(ctx context.Context, op string, port int) (_ *url.UR
 		err.Op, err.Phase = op, phase
 		return nil, nil, again && (err.HTTPStatus == http.StatusTooManyRequests || err.HTTPStatus >= 500), err
 	}
-	added := false
 	if l.resolved() == nil {
-		var err error
-		if added, err = l.claim(ctx); err != nil {
+		if err := l.claim(ctx); err != nil {
 			return fail(PhaseLookup, false, failed(op, err))
 		}
 	}
 	sb, failure := l.p.lookOnce(ctx, op, l.ref.target(), false)
 	if failure != nil {
-		l.disclaim(ctx, added, failure)
+		l.disclaim(ctx, failure)
 		return fail(PhaseLookup, true, failure) // no token was asked for
 	}
 	if sb.State != daytona.StateStarted {
@@ -233,7 +231,9 @@ func (e *Endpoint) refresh(ctx context.Context, op string, stale *endpointGrant)
 	case e.refreshing <- struct{}{}:
 		defer func() { <-e.refreshing }()
 	case <-ctx.Done():
-		return nil, failed(op, ctxError(ctx))
+		err := failed(op, ctxError(ctx))
+		err.Sandbox = e.l.ref.Sandbox
+		return nil, err
 	}
 	if grant := e.grant.Load(); grant != stale {
 		return grant, nil

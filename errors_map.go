@@ -29,10 +29,10 @@ func failed(op string, err error) *Error {
 	switch {
 	case errors.Is(err, errProviderClosed):
 		e.Kind, e.Dispatched, e.Message = KindClosed, DispatchedNo, errProviderClosed.Error()
+	case errors.Is(err, context.DeadlineExceeded): // first: a context that was told of another's deadline is cancelled
+		e.Kind, e.Dispatched = KindTimeout, DispatchedNo
 	case errors.Is(err, context.Canceled):
 		e.Kind, e.Dispatched = KindCanceled, DispatchedNo
-	case errors.Is(err, context.DeadlineExceeded):
-		e.Kind, e.Dispatched = KindTimeout, DispatchedNo
 	}
 	return e
 }
@@ -53,8 +53,11 @@ func classify(op string, remote *daytona.Error) *Error {
 		e.Kind, e.Retryable, e.cause = KindTimeout, true, ended(context.DeadlineExceeded, remote.Cause)
 	case daytona.ReasonCanceled:
 		e.Kind, e.cause = KindCanceled, ended(context.Canceled, remote.Cause)
-		if errors.Is(remote.Cause, errProviderClosed) {
+		switch {
+		case errors.Is(remote.Cause, errProviderClosed):
 			e.Kind, e.Message = KindClosed, errProviderClosed.Error()
+		case errors.Is(remote.Cause, context.DeadlineExceeded): // another context's, of which this one was told
+			e.Kind, e.Retryable = KindTimeout, true
 		}
 	case daytona.ReasonStatus:
 		e.status(remote)
@@ -104,4 +107,50 @@ func (e *Error) status(remote *daytona.Error) {
 	default:
 		e.Kind = KindProtocol
 	}
+}
+
+// ctxError returns why ctx ended, such that both the context's own error and a custom cause can be found in it.
+func ctxError(ctx context.Context) error { return ended(ctx.Err(), context.Cause(ctx)) }
+
+// ended joins a context's error and its cause. A cause that has an [*Error] in it, as an errgroup's has, speaks of
+// another operation: found in the error of this one, it would say that another sandbox's loss is this one's.
+func ended(err, cause error) error {
+	switch {
+	case errors.As(cause, new(*Error)):
+		return err
+	case err == nil, errors.Is(cause, err):
+		return cause
+	}
+	return errors.Join(err, cause)
+}
+
+// departed is the error for a caller whose context ended while what it asked for goes on without it.
+func departed(ctx context.Context, op, sandbox string) *Error {
+	e := failed(op, ctxError(ctx))
+	e.Sandbox, e.Dispatched = sandbox, DispatchedUnknown
+	return e
+}
+
+// inPhase names the phase in which err happened, if it has none.
+func inPhase(phase Phase, err error) error {
+	if err == nil {
+		return nil
+	}
+	mapped := failed("", err)
+	if mapped.Phase == "" {
+		mapped.Phase = phase
+	}
+	return mapped
+}
+
+// ofSandbox names the sandbox that err is about, if it names none.
+func ofSandbox(id string, err error) error {
+	if err == nil {
+		return nil
+	}
+	mapped := failed("", err)
+	if mapped.Sandbox == "" {
+		mapped.Sandbox = id
+	}
+	return mapped
 }

@@ -137,7 +137,7 @@ func (p *provider) ProveIdle(ctx context.Context, scopes ...Scope) (_ IdleReport
 	}
 	work, cancel := context.WithCancelCause(work)
 	defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })() // it changes nothing that must be finished
-	_, err = background(ctx, op, func() (struct{}, error) {
+	_, err = background(ctx, op, "", func() (struct{}, error) {
 		defer finish()
 		defer cancel(nil)
 		return struct{}{}, p.proveAll(work, op, scopes)
@@ -232,13 +232,13 @@ func (p *provider) uncleaned(op string, t target) {
 }
 
 // submitted counts a creation as one that may make a sandbox.
-func (p *provider) submitted(op string, creation CreationOperation) {
+func (p *provider) submitted(op string, creation creationOperation) {
 	t := creation.target()
 	p.about(t).Mark(string(ActivityCreation), op, "", t)
 }
 
 // refused notes of a creation, if it is still counted, that each of its requests was refused.
-func (p *provider) refused(creation CreationOperation) {
+func (p *provider) refused(creation creationOperation) {
 	t := creation.target()
 	t.refused = true
 	p.about(t).Amend(string(ActivityCreation), "", t)

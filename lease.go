@@ -3,7 +3,6 @@ package leasehold
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"path"
@@ -142,6 +141,7 @@ type Lease struct {
 	drained chan struct{}    // closed when active falls to zero; nil while nobody waits
 	box     *daytona.Toolbox // nil until the sandbox was resolved, and after it was found not running
 	boxOf   uint64           // about.Clears() when box was set
+	added   bool             // claim added the durable record, which there was none of
 	closers []func(context.Context)
 
 	open context.Context         // ends when the lease begins to be given back, or the provider is closed
@@ -273,18 +273,17 @@ func (l *Lease) toolbox(ctx context.Context) (*daytona.Toolbox, error) {
 	case l.resolving <- struct{}{}:
 		defer func() { <-l.resolving }()
 	case <-ctx.Done():
-		return nil, failed("resolve", ctxError(ctx))
+		return nil, ofSandbox(l.ref.Sandbox, failed("resolve", ctxError(ctx)))
 	}
 	if box := l.resolved(); box != nil {
 		return box, nil
 	}
-	added, err := l.claim(ctx)
-	if err != nil {
+	if err := l.claim(ctx); err != nil {
 		return nil, err
 	}
 	sb, err := l.p.readOwned(ctx, "resolve", l.ref)
 	if err != nil {
-		l.disclaim(ctx, added, err)
+		l.disclaim(ctx, failed("resolve", err))
 		return nil, err
 	}
 	if sb.State != daytona.StateStarted {
@@ -303,25 +302,29 @@ func (l *Lease) connected(op string, box *daytona.Toolbox) {
 	l.box, l.boxOf = box, l.about.Clears()
 }
 
-// claim makes the durable record of the lease ours, before its first use here. It reports whether it added one.
-func (l *Lease) claim(ctx context.Context) (added bool, err error) {
+// claim makes the durable record of the lease ours, before its first use here.
+func (l *Lease) claim(ctx context.Context) error {
 	if err := l.p.proveOurs(ctx, "resolve", l.ref.target()); err != nil {
-		return false, err
+		return err
 	}
 	if l.open.Err() != nil { // it is being given back, which is recorded as that
-		return false, nil
+		return nil
 	}
 	open, done := l.whileOpen(ctx)
 	defer done()
-	return l.p.ledger.resolve(open, "resolve", l.ref)
+	added, err := l.p.ledger.resolve(open, "resolve", l.ref)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.added = l.added || added
+	return err
 }
 
-// disclaim takes what claim added off the list, if the first look says that the sandbox is another's: nobody could ever
-// settle the record.
-func (l *Lease) disclaim(ctx context.Context, added bool, err error) {
-	if added && errors.Is(err, ErrNotOwned) {
-		l.p.ledger.settle(ctx, l.ref.Attempt, false)
-	}
+// disclaim takes off the list what the look after claim failed with a proof for that there is nothing to give back.
+func (l *Lease) disclaim(ctx context.Context, err *Error) {
+	l.mu.Lock()
+	added := l.added
+	l.mu.Unlock()
+	l.p.unlist(ctx, l.ref, added, err)
 }
 
 // resolved returns the connection, if it is of use. It is not once the sandbox was seen at rest: if it runs again, then

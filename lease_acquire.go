@@ -143,8 +143,9 @@ func (p *provider) acquire(ctx context.Context, op string, request AcquireReques
 		return nil, err
 	default:
 	}
+	left := a.abandon(failed(op, ctxError(ctx))) // before anything fails because of it
 	close(abandoned)
-	return nil, a.abandon(failed(op, ctxError(ctx)))
+	return nil, left
 }
 
 // acquisition is one acquisition under way.
@@ -158,7 +159,7 @@ type acquisition struct {
 	until   time.Time // when what is left of the budget is kept for the compensation
 
 	mu        sync.Mutex // guards what follows: the caller may leave, and take a record with it, at any time
-	creation  CreationOperation
+	creation  creationOperation
 	submitted bool   // the last creation request may have been sent, and may have made something
 	refused   bool   // it was refused, by an answer in the provider's own shape
 	earlier   bool   // one before it was

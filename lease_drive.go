@@ -2,8 +2,6 @@ package leasehold
 
 import (
 	"context"
-	"errors"
-	"math/rand/v2"
 	"strings"
 	"time"
 
@@ -242,7 +240,7 @@ func (p *provider) absent(ctx context.Context, op string, t target) *Error {
 // verifies that it is ours, and takes the one step that its state asks for; an answer to that step is never taken for
 // the fact. It ends with [KindGone] when the sandbox is proved lost, with [KindTimeout] when ctx ends first, and with the
 // last error when the provider gave no useful answer for Config.CallTimeout: that is an outage, which the caller had
-// better know of.
+// better know of. Once a step was asked for, Error.Dispatched is that of the steps, not of the read that failed.
 func (p *provider) drive(ctx context.Context, op string, t target, g goal) (*daytona.Sandbox, error) {
 	var (
 		pause    backoff
@@ -250,8 +248,15 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (*day
 		refusals int
 		losses   int // consecutive reads that said the container is lost
 		last     *daytona.Sandbox
-		heard    = time.Now() // when the provider was last known to answer
+		heard    = time.Now()   // when the provider was last known to answer
+		sent     = DispatchedNo // whether the provider was asked for any step
 	)
+	fail := func(err *Error) *Error {
+		if sent != DispatchedNo {
+			err.Dispatched = sent
+		}
+		return outOfTime(ctx, err, last)
+	}
 	for {
 		sb, err := p.read(ctx, op, t)
 		if err != nil {
@@ -260,10 +265,10 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (*day
 				heard = time.Now()
 			}
 			if !mapped.Retryable || time.Since(heard) >= p.cfg.CallTimeout {
-				return nil, outOfTime(ctx, mapped, last)
+				return nil, fail(mapped)
 			}
 			if pause.wait(ctx, mapped.RetryAfter) != nil {
-				return nil, outOfTime(ctx, mapped, last)
+				return nil, fail(mapped)
 			}
 			continue
 		}
@@ -289,7 +294,7 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (*day
 			}
 			err := p.act(ctx, op, t, action)
 			if err == nil {
-				refusals = 0
+				refusals, sent = 0, DispatchedYes
 				if action != accepted { // else it had no effect yet, and is not to be asked for as fast as it is accepted
 					pause, accepted = backoff{}, action
 					continue
@@ -298,12 +303,15 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (*day
 			}
 			refusal = failed(op, err)
 			refusal.Sandbox = t.label()
+			if sent != DispatchedYes && refusal.Dispatched != DispatchedNo {
+				sent = refusal.Dispatched
+			}
 			switch {
 			case refusal.Kind == KindConflict, refusal.Kind == KindNotFound, refusal.Retryable: // the next read tells what became of it
 			case refusal.Kind == KindRefused && refusals+1 < refusalLimit:
 				refusals++
 			default:
-				return sb, outOfTime(ctx, refusal, last)
+				return sb, fail(refusal)
 			}
 		}
 		var wish time.Duration
@@ -313,8 +321,9 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (*day
 		if err := pause.wait(ctx, wish); err != nil {
 			if refusal == nil {
 				refusal = failed(op, err)
+				refusal.Sandbox = t.label()
 			}
-			return sb, outOfTime(ctx, refusal, last)
+			return sb, fail(refusal)
 		}
 	}
 }
@@ -370,41 +379,4 @@ func knownState(s daytona.State) string {
 		return string(s)
 	}
 	return "in a state this version does not know"
-}
-
-// backoff spaces repeats: 25 ms, doubled each time up to one second. The zero value starts anew.
-type backoff struct{ last time.Duration }
-
-// wait waits for the next interval, or for the provider's wish if that is longer, and then up to a tenth more, so that
-// many waiters do not return together. It returns the context's end at once if it comes first, or must come first.
-func (b *backoff) wait(ctx context.Context, wish time.Duration) error {
-	b.last = min(max(2*b.last, 25*time.Millisecond), time.Second)
-	pause := max(b.last, wish)
-	pause += rand.N(pause/10 + 1)
-	if deadline, ok := ctx.Deadline(); ok && wish > 0 && time.Until(deadline) <= pause {
-		return context.DeadlineExceeded
-	}
-	timer := time.NewTimer(pause)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctxError(ctx)
-	}
-}
-
-// ctxError returns why ctx ended, such that both the context's own error and a custom cause can be found in it.
-func ctxError(ctx context.Context) error { return ended(ctx.Err(), context.Cause(ctx)) }
-
-// ended joins a context's error and its cause. A cause that has an [*Error] in it, as an errgroup's has, speaks of
-// another operation: found in the error of this one, it would say that another sandbox's loss is this one's.
-func ended(err, cause error) error {
-	switch {
-	case errors.As(cause, new(*Error)):
-		return err
-	case err == nil, errors.Is(cause, err):
-		return cause
-	}
-	return errors.Join(err, cause)
 }

@@ -17,6 +17,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/leasehold-go/leasehold/internal/daytona"
 	"github.com/leasehold-go/leasehold/internal/emulator"
 )
 
@@ -512,6 +513,29 @@ func TestAcquireCancelled(t *testing.T) {
 func matches(pattern, path string) bool {
 	want, have := strings.Split(pattern, "/"), strings.Split(path, "/")
 	return slices.EqualFunc(want, have, func(w, h string) bool { return w == "*" && h != "paginated" || w == h })
+}
+
+// TestAcquireDeadline: that of the caller is a time-out, whoever notices first that it has passed.
+func TestAcquireDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{})
+		w.server.SetFaults(emulator.Fault{Method: "POST", Path: "/toolbox/**", Count: -1, Action: emulator.DelayRequest, Delay: 2 * time.Second})
+		for range 20 {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			_, err := w.Acquire(ctx, request())
+			cancel()
+			if wantError(t, err, KindTimeout); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("error = %v, want DeadlineExceeded inside", err)
+			}
+		}
+	})
+	told, tell := context.WithCancelCause(t.Context())
+	tell(context.DeadlineExceeded) // as an acquisition's steps are
+	for _, err := range []error{ctxError(told), &daytona.Error{Reason: daytona.ReasonCanceled, Cause: context.Cause(told)}} {
+		if e := failed("acquire", err); e.Kind != KindTimeout {
+			t.Errorf("failed(%v) = %+v, want a time-out", err, e)
+		}
+	}
 }
 
 func TestAcquireWithoutAServer(t *testing.T) {

@@ -113,7 +113,7 @@ func TestAnotherProcessGoesOn(t *testing.T) {
 			if err != nil && !(step == "destroy" && errors.Is(err, ErrGone)) { // the deletion may not have come to the record
 				t.Fatalf("Resume() = %v", err)
 			}
-			creation := CreationOperation{Attempt: ref.Attempt, Name: ref.Name, Scope: ref.Scope, Labels: ref.Labels, Credential: ref.Credential}
+			creation := creationOperation{Attempt: ref.Attempt, Name: ref.Name, Scope: ref.Scope, Labels: ref.Labels, Credential: ref.Credential}
 			receipt, err := p.Cleanup(t.Context(), *creation.envelope(PhaseCreate, ref.Sandbox))
 			if err != nil || receipt.State != ReceiptDestroyed {
 				t.Errorf("Cleanup() = %+v, %v, want destroyed", receipt, err)
@@ -162,7 +162,7 @@ func TestHostileTransports(t *testing.T) {
 			}
 			ref := validRef()
 			ref.Credential = p.account.credential
-			creation := CreationOperation{Attempt: ref.Attempt, Name: ref.Name, Scope: ref.Scope, Labels: ref.Labels, Credential: ref.Credential}
+			creation := creationOperation{Attempt: ref.Attempt, Name: ref.Name, Scope: ref.Scope, Labels: ref.Labels, Credential: ref.Credential}
 			envelope := *creation.envelope(PhaseCreate, ref.Sandbox)
 			_, acquired := p.Acquire(t.Context(), request())
 			_, resumed := p.Resume(t.Context(), ref)
@@ -295,7 +295,7 @@ func TestCreationIsNotSubmittedForACallerThatLeft(t *testing.T) {
 func TestInspectCancelled(t *testing.T) {
 	r := newRig(t, Config{}, emulator.Options{})
 	ref := r.acquired(t).Ref()
-	creation := CreationOperation{Attempt: ref.Attempt, Name: ref.Name, Scope: ref.Scope, Labels: ref.Labels, Credential: ref.Credential}
+	creation := creationOperation{Attempt: ref.Attempt, Name: ref.Name, Scope: ref.Scope, Labels: ref.Labels, Credential: ref.Credential}
 	envelope := *creation.envelope(PhaseCreate, "")
 	ctx, cancel := context.WithCancel(t.Context())
 	r.server.SetFaults(emulator.Fault{Method: "GET", Action: emulator.SilentSocket})

@@ -6,6 +6,9 @@ import (
 	"time"
 )
 
+// drainTime bounds the wait for commands and transfers that are under way when their lease is given back.
+const drainTime = 10 * time.Second
+
 // ReceiptState is what a fresh read showed of a sandbox.
 type ReceiptState string
 
@@ -38,14 +41,16 @@ type ReleaseOptions struct {
 
 // Release implements [Provider].
 func (p *provider) Release(ctx context.Context, ref LeaseRef, options ReleaseOptions) (_ Receipt, err error) {
-	how := OrphanDestroy
+	how, first := OrphanDestroy, PhaseDelete
 	switch {
 	case options.Retain:
-		how = OrphanRetain
-	case options.Archive || ref.Reuse:
-		how = OrphanStop
+		how, first = OrphanRetain, PhaseRetain
+	case options.Archive:
+		how, first = OrphanStop, PhaseArchive
+	case ref.Reuse:
+		how, first = OrphanStop, PhaseStop
 	}
-	return p.giveBack(ctx, "release", ref, how, func(work context.Context, op string) (Receipt, error) {
+	return p.giveBack(ctx, "release", ref, how, first, func(work context.Context, op string) (Receipt, error) {
 		if options.Retain {
 			if receipt, err := p.retain(work, op, ref); err != nil || receipt.State != "" {
 				return receipt, err
@@ -57,22 +62,21 @@ func (p *provider) Release(ctx context.Context, ref LeaseRef, options ReleaseOpt
 		case options.Retain || ref.Reuse:
 			return p.stop(work, op, ref, goalStopped, PhaseStop)
 		}
-		receipt, err := p.delete(work, op, ref.target())
-		return receipt, inPhase(PhaseDelete, err)
+		return p.delete(work, op, ref.target())
 	})
 }
 
 // Destroy implements [Provider].
 func (p *provider) Destroy(ctx context.Context, ref LeaseRef) (_ Receipt, err error) {
-	return p.giveBack(ctx, "destroy", ref, OrphanDestroy, func(work context.Context, op string) (Receipt, error) {
-		receipt, err := p.delete(work, op, ref.target())
-		return receipt, inPhase(PhaseDelete, err)
+	return p.giveBack(ctx, "destroy", ref, OrphanDestroy, PhaseDelete, func(work context.Context, op string) (Receipt, error) {
+		return p.delete(work, op, ref.target())
 	})
 }
 
 // giveBack ends the lease's activities and then its sandbox. The lease is closed whatever comes of it: giving back can
-// be repeated, using the lease cannot be resumed but by [Provider.Resume].
-func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, how Disposition, end func(work context.Context, op string) (Receipt, error)) (_ Receipt, err error) {
+// be repeated, using the lease cannot be resumed but by [Provider.Resume]. first is the first phase of end, for what fails
+// before it.
+func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, how Disposition, first Phase, end func(work context.Context, op string) (Receipt, error)) (_ Receipt, err error) {
 	ctx, span := p.span(ctx, op)
 	defer func() { endSpan(span, err) }()
 	if err := ref.check(op); err != nil {
@@ -82,8 +86,9 @@ func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, how Di
 	if err != nil {
 		return Receipt{}, err
 	}
-	return background(ctx, op, func() (_ Receipt, err error) {
+	return background(ctx, op, ref.Sandbox, func() (_ Receipt, err error) {
 		defer finish()
+		defer func() { err = inPhase(first, ofSandbox(ref.Sandbox, err)) }()
 		l, unlock, err := p.lockLifecycle(work, op, ref)
 		if err != nil {
 			return Receipt{}, err
@@ -150,7 +155,7 @@ func (p *provider) stop(ctx context.Context, op string, ref LeaseRef, g goal, ph
 func (p *provider) retain(ctx context.Context, op string, ref LeaseRef) (Receipt, error) {
 	const never = -1
 	var pause backoff
-	var wish time.Duration
+	var refusal *Error // of the last request
 	for attempt := 1; ; attempt++ {
 		sb, err := p.read(ctx, op, ref.target())
 		switch {
@@ -163,34 +168,26 @@ func (p *provider) retain(ctx context.Context, op string, ref LeaseRef) (Receipt
 		case attempt > readAttempts:
 			return Receipt{}, &Error{Op: op, Kind: KindUncertain, Phase: PhaseRetain, Sandbox: ref.Sandbox, Dispatched: DispatchedYes, Message: "the provider did not confirm that automatic deletion is off; the sandbox was not stopped"}
 		case attempt > 1:
+			var wish time.Duration
+			if refusal != nil {
+				wish = refusal.RetryAfter
+			}
 			if err := pause.wait(ctx, wish); err != nil {
-				return Receipt{}, inPhase(PhaseRetain, failed(op, err))
+				if refusal == nil { // it was accepted, and is not to be seen yet
+					refusal = failed(op, err)
+					refusal.Sandbox, refusal.Dispatched = ref.Sandbox, DispatchedYes
+				}
+				return Receipt{}, inPhase(PhaseRetain, outOfTime(ctx, refusal, sb))
 			}
 		}
 		callCtx, cancel := context.WithTimeout(ctx, p.cfg.CallTimeout)
 		err = p.clientFor(ref.target()).SetAutoDelete(callCtx, ref.Sandbox, never)
 		cancel()
-		wish = 0
-		if err != nil {
-			mapped := failed(op, err)
-			if mapped.Sandbox = ref.Sandbox; !mapped.Retryable && mapped.Kind != KindConflict && mapped.Kind != KindNotFound { // else the next read tells
-				return Receipt{}, inPhase(PhaseRetain, mapped)
-			}
-			wish = mapped.RetryAfter
+		refusal = failed(op, ofSandbox(ref.Sandbox, err))
+		if refusal != nil && !refusal.Retryable && refusal.Kind != KindConflict && refusal.Kind != KindNotFound { // else the next read tells
+			return Receipt{}, inPhase(PhaseRetain, refusal)
 		}
 	}
-}
-
-// inPhase names the phase in which err happened, if it has none.
-func inPhase(phase Phase, err error) error {
-	if err == nil {
-		return nil
-	}
-	mapped := failed("", err)
-	if mapped.Phase == "" {
-		mapped.Phase = phase
-	}
-	return mapped
 }
 
 // ProbeReport is what a probe found.
@@ -217,11 +214,11 @@ func (p *provider) Probe(ctx context.Context, request AcquireRequest) (ProbeRepo
 	report.Sandbox, report.Workspace, report.Shell, report.Bwrap = ref.Sandbox, ref.Workspace, ref.Shell, ref.Bwrap
 	began = time.Now()
 	// The sandbox is nobody's but the probe's: the caller's end must not leave it behind.
-	_, err = background(ctx, op, func() (Receipt, error) { return p.Destroy(context.WithoutCancel(ctx), ref) })
+	_, err = background(ctx, op, ref.Sandbox, func() (Receipt, error) { return p.Destroy(context.WithoutCancel(ctx), ref) })
 	report.Destroy = time.Since(began)
 	if err != nil {
 		mapped := failed(op, err)
-		mapped.Cleanup = (CreationOperation{Attempt: ref.Attempt, Name: ref.Name, Scope: ref.Scope, Labels: ref.Labels, Credential: ref.Credential, Account: p.account.known()}).envelope(PhaseSentinel, ref.Sandbox)
+		mapped.Cleanup = (creationOperation{Attempt: ref.Attempt, Name: ref.Name, Scope: ref.Scope, Labels: ref.Labels, Credential: ref.Credential, Account: p.account.known()}).envelope(PhaseSentinel, ref.Sandbox)
 		return report, mapped
 	}
 	return report, nil

@@ -5,9 +5,6 @@ import (
 	"time"
 )
 
-// drainTime bounds the wait for commands and transfers that are under way when their lease is given back.
-const drainTime = 10 * time.Second
-
 // Resume implements [Provider].
 func (p *provider) Resume(ctx context.Context, ref LeaseRef) (_ *Lease, err error) {
 	const op = "resume"
@@ -39,7 +36,7 @@ func (p *provider) Resume(ctx context.Context, ref LeaseRef) (_ *Lease, err erro
 				return l, nil
 			} // else another caller, who shared the attempt, gave the lease back since
 		case <-ctx.Done():
-			return nil, failed(op, ctxError(ctx))
+			return nil, departed(ctx, op, ref.Sandbox)
 		}
 	}
 }
@@ -49,23 +46,21 @@ func (p *provider) Resume(ctx context.Context, ref LeaseRef) (_ *Lease, err erro
 func (p *provider) resume(work context.Context, op string, ref LeaseRef) (*Lease, error) {
 	l, release, err := p.lockLifecycle(work, op, ref)
 	if err != nil {
-		return nil, err
+		return nil, inPhase(PhaseStart, ofSandbox(ref.Sandbox, err))
 	}
 	defer release()
 	began := time.Now()
 	added := false // to the store, by this call
 	fail := func(phase Phase, err error) (*Lease, error) {
-		mapped := failed(op, err)
+		mapped := failed(op, ofSandbox(ref.Sandbox, err))
 		mapped.Phase, mapped.Elapsed, mapped.Budget = phase, time.Since(began), p.cfg.Timeout
 		p.log(mapped)
-		switch {
-		case mapped.Reason == ReasonNotFound, mapped.Reason == ReasonExpired, added && mapped.Kind == KindNotOwned:
-			p.ledger.settle(work, ref.Attempt, mapped.Kind == KindGone)
-		case mapped.Kind == KindGone, mapped.Kind == KindNotOwned: // of no use, and still to be given back
-			p.ledger.leave(work, ref.Attempt)
+		if !p.unlist(work, ref, added, mapped) && (mapped.Kind == KindGone || mapped.Kind == KindNotOwned) {
+			p.ledger.leave(work, ref.Attempt) // of no use, and still to be given back
 		}
-		if mapped.Kind == KindGone || mapped.Kind == KindNotOwned {
-			p.forget(l) // nobody will release it
+		if mapped.absent() || mapped.Kind == KindNotOwned { // nothing is left to release
+			l.abandon()
+			p.forget(l)
 		}
 		return nil, mapped
 	}
@@ -95,6 +90,19 @@ func (p *provider) resume(work context.Context, op string, ref LeaseRef) (*Lease
 	l.connected(op, box)
 	return l, nil
 }
+
+// unlist removes the record of a lease whose sandbox err proves not to exist, or to be another's: a record that was added
+// for that nobody could ever settle. It reports whether it was one of these.
+func (p *provider) unlist(ctx context.Context, ref LeaseRef, added bool, err *Error) bool {
+	if !err.absent() && (!added || err.Kind != KindNotOwned) {
+		return false
+	}
+	p.ledger.settle(ctx, ref.Attempt, err.absent())
+	return true
+}
+
+// absent reports whether the error proves that the sandbox does not exist any more.
+func (e *Error) absent() bool { return e.Reason == ReasonNotFound || e.Reason == ReasonExpired }
 
 // lockLifecycle returns the open lease of ref, with the right to start, stop or delete its sandbox until release is
 // called.

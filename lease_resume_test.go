@@ -369,7 +369,9 @@ func TestOneCallersCancellationLeavesTheOthersResume(t *testing.T) {
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		_, err := r.Resume(ctx, ref)
-		wantError(t, err, KindCanceled)
+		if e := wantError(t, err, KindCanceled); e.Dispatched != DispatchedUnknown || e.Sandbox != ref.Sandbox {
+			t.Errorf("error = %+v, want one that leaves open what was sent about %s", e, ref.Sandbox)
+		}
 	})
 	wg.Go(func() {
 		if _, err := r.Resume(t.Context(), ref); err != nil {
@@ -383,13 +385,21 @@ func TestOneCallersCancellationLeavesTheOthersResume(t *testing.T) {
 	wg.Wait()
 }
 
-// TestStopThatNeverEnds: no receipt, and the sandbox is kept.
+// TestStopThatNeverEnds: no receipt, the sandbox is kept, and the error says that the change was asked for.
 func TestStopThatNeverEnds(t *testing.T) {
 	for name, give := range map[string]func(*rig, context.Context, LeaseRef) (Receipt, error){
 		"release": func(r *rig, ctx context.Context, ref LeaseRef) (Receipt, error) {
 			return r.Release(ctx, ref, ReleaseOptions{})
 		},
 		"destroy": func(r *rig, ctx context.Context, ref LeaseRef) (Receipt, error) { return r.Destroy(ctx, ref) },
+		"cleanup": func(r *rig, ctx context.Context, ref LeaseRef) (Receipt, error) {
+			return r.Cleanup(ctx, leaseRecord(ref).Envelope)
+		},
+		"resume": func(r *rig, ctx context.Context, ref LeaseRef) (Receipt, error) {
+			r.server.Sandbox(ref.Sandbox).Force(emulator.StateStopped, "", false)
+			_, err := r.Resume(ctx, ref)
+			return Receipt{}, err
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t, Config{Reuse: true}, emulator.Options{})
@@ -397,6 +407,7 @@ func TestStopThatNeverEnds(t *testing.T) {
 			r.cfg.Timeout = 300 * time.Millisecond
 			r.server.SetFaults(
 				emulator.Fault{Method: "POST", Path: "/api/sandbox/*/stop", Action: emulator.StallChange},
+				emulator.Fault{Method: "POST", Path: "/api/sandbox/*/start", Action: emulator.StallChange},
 				emulator.Fault{Method: "DELETE", Path: "/api/sandbox/*", Action: emulator.StallChange},
 			)
 			receipt, err := give(r, t.Context(), ref)
@@ -404,8 +415,12 @@ func TestStopThatNeverEnds(t *testing.T) {
 			if receipt != (Receipt{}) {
 				t.Errorf("receipt = %+v for a change that did not end", receipt)
 			}
-			if !errors.Is(err, context.DeadlineExceeded) || e.Phase == "" {
-				t.Errorf("error = %+v, want a phase, and DeadlineExceeded inside", e)
+			sent := DispatchedYes
+			if name == "resume" {
+				sent = DispatchedUnknown // the reply to a start is held until the sandbox runs
+			}
+			if !errors.Is(err, context.DeadlineExceeded) || e.Phase == "" || e.Dispatched != sent || e.Sandbox != ref.Sandbox {
+				t.Errorf("error = %+v, want a phase, dispatched %s, and DeadlineExceeded inside", e, sent)
 			}
 			if name == "release" {
 				r.wantNothingDeleted(t)
@@ -427,7 +442,9 @@ func TestReleaseCancelled(t *testing.T) {
 		cancel()
 	}()
 	_, err := r.Release(ctx, ref, ReleaseOptions{})
-	wantError(t, err, KindCanceled)
+	if e := wantError(t, err, KindCanceled); e.Dispatched != DispatchedUnknown || e.Sandbox != ref.Sandbox {
+		t.Errorf("error = %+v, want one that leaves open what was sent about %s", e, ref.Sandbox)
+	}
 	r.tasks.Wait()
 	r.wantSandboxes(t, 0)
 }

@@ -2,10 +2,12 @@ package leasehold
 
 import (
 	"encoding/json"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -225,6 +227,24 @@ func TestL6RetainConfirmsThatDeletionIsOffBeforeItStops(t *testing.T) {
 			t.Errorf("state = %q, want it not stopped", got)
 		}
 		r.wantHits(t)
+	})
+}
+
+// TestRetainReportsARateLimit: one that outlasts the budget is told as such, with the time to wait, and nothing is stopped.
+func TestRetainReportsARateLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{})
+		ref := w.acquired(t).Ref()
+		w.server.SetFaults(emulator.Fault{Method: "POST", Path: "/api/sandbox/*/autodelete/*", Count: -1, Action: emulator.StatusBefore, Status: 429,
+			Header: http.Header{"Retry-After": {"100"}}, Body: structured(429, "slow down")})
+		_, err := w.Release(t.Context(), ref, ReleaseOptions{Retain: true})
+		e := wantError(t, err, KindRateLimited)
+		if !e.Retryable || e.RetryAfter != 100*time.Second || e.Phase != PhaseRetain || e.Sandbox != ref.Sandbox || e.Dispatched != DispatchedYes {
+			t.Errorf("error = %+v, want retryable after 100 s, sent, with phase and sandbox", e)
+		}
+		if got := w.server.Sandbox(ref.Sandbox).State(); got != emulator.StateStarted {
+			t.Errorf("state = %q, want it not stopped", got)
+		}
 	})
 }
 

@@ -273,7 +273,7 @@ func (g *ledger) giveUp(ctx context.Context, claim Claim) {
 
 // leaseRecord returns the record of a lease that has none.
 func leaseRecord(ref LeaseRef) Record {
-	creation := CreationOperation{Attempt: ref.Attempt, Name: ref.Name, Scope: ref.Scope, Labels: ref.Labels, Credential: ref.Credential}
+	creation := creationOperation{Attempt: ref.Attempt, Name: ref.Name, Scope: ref.Scope, Labels: ref.Labels, Credential: ref.Credential}
 	if ref.Account != ref.Credential {
 		creation.Account = ref.Account
 	}

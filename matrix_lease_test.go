@@ -55,7 +55,7 @@ func leased(t *testing.T, s *stage) {
 		}
 		return l, err
 	}).Ref()
-	creation := CreationOperation{Attempt: s.ref.Attempt, Name: s.ref.Name, Scope: s.ref.Scope, Labels: s.ref.Labels, Credential: s.ref.Credential, Account: s.host.account.known()}
+	creation := creationOperation{Attempt: s.ref.Attempt, Name: s.ref.Name, Scope: s.ref.Scope, Labels: s.ref.Labels, Credential: s.ref.Credential, Account: s.host.account.known()}
 	s.envelope = *creation.envelope(PhaseCreate, "")
 }
 

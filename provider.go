@@ -330,8 +330,8 @@ func (p *provider) accounted(e CleanupEnvelope) {
 	delete(p.sightings, e.Attempt)
 }
 
-// background runs f to its end, and returns what it returned or, once ctx ends, why ctx ended.
-func background[T any](ctx context.Context, op string, f func() (T, error)) (T, error) {
+// background runs f, which is about the sandbox, to its end, and returns what it returned or, once ctx ends, why ctx ended.
+func background[T any](ctx context.Context, op, sandbox string, f func() (T, error)) (T, error) {
 	type result struct {
 		value T
 		err   error
@@ -351,6 +351,6 @@ func background[T any](ctx context.Context, op string, f func() (T, error)) (T, 
 		return r.value, r.err
 	default:
 		var none T
-		return none, failed(op, ctxError(ctx))
+		return none, departed(ctx, op, sandbox)
 	}
 }

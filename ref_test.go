@@ -88,7 +88,7 @@ func TestLeaseRefProblems(t *testing.T) {
 func TestCleanupEnvelopeProblems(t *testing.T) {
 	const attempt = "11111111-2222-4333-8444-555555555555"
 	valid := func() CleanupEnvelope {
-		op := CreationOperation{
+		op := creationOperation{
 			Attempt: attempt, Name: "leasehold-create-" + attempt, Scope: Scope{Tenant: "t", Environment: "e", Run: "r"},
 			Labels: creationLabels(attempt), Credential: strings.Repeat("b", 64),
 		}

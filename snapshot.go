@@ -242,15 +242,14 @@ func (s *Snapshots) Capture(ctx context.Context, l *Lease, ref SnapshotRef) (_ S
 		return ref, err
 	}
 	defer finish()
-	added := false
 	if l.resolved() == nil {
-		if added, err = l.claim(ctx); err != nil {
+		if err := l.claim(ctx); err != nil {
 			return ref, failed(op, err)
 		}
 	}
 	sb, err := s.p.readOwned(ctx, op, l.ref)
 	if err != nil {
-		l.disclaim(ctx, added, err)
+		l.disclaim(ctx, failed(op, err))
 		return ref, inPhase(PhaseLookup, err)
 	}
 	switch sb.State {

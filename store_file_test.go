@@ -24,7 +24,7 @@ import (
 func storedRecord() Record {
 	scope := request().Scope
 	attempt := uuid.NewString()
-	creation := CreationOperation{
+	creation := creationOperation{
 		Attempt: attempt, Name: "leasehold-create-" + attempt, Scope: scope, Credential: strings.Repeat("0a", 32),
 		Labels: map[string]string{
 			"leasehold-provider": "daytona", "leasehold-tenant": scope.Tenant, "leasehold-environment": scope.Environment,

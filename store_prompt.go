@@ -10,15 +10,15 @@ import (
 type promptStore struct{ Store }
 
 func (s promptStore) Put(ctx context.Context, record Record, owner string) (Claim, error) {
-	return background(ctx, "put record", func() (Claim, error) { return s.Store.Put(ctx, record, owner) })
+	return background(ctx, "put record", "", func() (Claim, error) { return s.Store.Put(ctx, record, owner) })
 }
 
 func (s promptStore) Claim(ctx context.Context, attempt, owner string) (Claim, error) {
-	return background(ctx, "claim record", func() (Claim, error) { return s.Store.Claim(ctx, attempt, owner) })
+	return background(ctx, "claim record", "", func() (Claim, error) { return s.Store.Claim(ctx, attempt, owner) })
 }
 
 func (s promptStore) ClaimDue(ctx context.Context, owner string, limit int) ([]Claim, error) {
-	return background(ctx, "claim due records", func() ([]Claim, error) { return s.Store.ClaimDue(ctx, owner, limit) })
+	return background(ctx, "claim due records", "", func() ([]Claim, error) { return s.Store.ClaimDue(ctx, owner, limit) })
 }
 
 func (s promptStore) Renew(ctx context.Context, owner string, ttl time.Duration) error {
@@ -38,6 +38,6 @@ func (s promptStore) Delete(ctx context.Context, claim Claim) error {
 }
 
 func (s promptStore) do(ctx context.Context, op string, f func() error) error {
-	_, err := background(ctx, op, func() (struct{}, error) { return struct{}{}, f() })
+	_, err := background(ctx, op, "", func() (struct{}, error) { return struct{}{}, f() })
 	return err
 }
