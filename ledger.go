@@ -128,7 +128,9 @@ func (g *ledger) confirm(ctx context.Context, op string, ref LeaseRef) (added bo
 	case errors.Is(putErr, ErrConflict):
 		return false, err
 	}
-	return false, storeError(op, putErr)
+	mapped := storeError(op, putErr)
+	mapped.Sandbox, mapped.Dispatched = ref.Sandbox, DispatchedYes // the start was
+	return false, mapped
 }
 
 // end records, before anything is done about it, that a lease is to be given back, and how. It reports whether there was no
@@ -146,63 +148,31 @@ func (g *ledger) end(ctx context.Context, op string, ref LeaseRef, how Dispositi
 	}
 }
 
-// change claims the record of a lease, or adds one, and writes it.
+// change writes the record of a lease: the one that we hold, else another host's, which is taken over, else a new one. If
+// that fails, what was owed of the record is owed again.
 func (g *ledger) change(ctx context.Context, op string, ref LeaseRef, f func(r *Record, added bool)) error {
 	owed, owes, err := g.redeem(ctx, ref.Attempt)
 	if err != nil {
-		return failed(op, err)
+		return ofSandbox(ref.Sandbox, failed(op, err))
 	}
-	g.mu.Lock()
-	claim, held := g.claims[ref.Attempt]
-	g.mu.Unlock()
-	other := &Error{Op: op, Kind: KindNotOwned, Sandbox: ref.Sandbox, Dispatched: DispatchedNo, Message: "its durable record is of another lease"}
-	err = ErrFenced
-	switch {
-	case held && !claim.of(ref):
-		if owes {
-			g.owe(ref.Attempt, owed)
-		}
-		return other
-	case held:
-		f(&claim.Record, false)
-		if err = g.update(ctx, claim); errors.Is(err, ErrFenced) {
-			owes = false // it was another's to settle
-		}
+	held, err := g.rewrite(ctx, op, ref, f)
+	if errors.Is(err, ErrFenced) { // the caller, who has the reference, takes it back
+		held, owes = false, false // what was owed of it was another's to settle
 	}
-	if errors.Is(err, ErrFenced) { // another host has taken it over: the caller, who has the reference, takes it back
-		err = g.try(ctx, func(ctx context.Context, _ bool) (err error) {
-			claim, err = g.store.Claim(ctx, ref.Attempt, g.owner)
-			return err
-		})
-		switch {
-		case err == nil && !claim.of(ref):
-			g.giveUp(ctx, claim)
-			return other
-		case err == nil:
-			was := claim.Record.clone()
-			if !owes {
-				owed, owes = debt{record: was}, true
-			}
-			lease := ref.clone()
-			claim.Record.Lease, claim.Record.Envelope.Observed = &lease, ref.Sandbox
-			f(&claim.Record, false)
-			g.hold(claim)
-			if !reflect.DeepEqual(claim.Record, was) { // else the claim is all: it may be a living host's, and cannot be given back to it
-				err = g.update(ctx, claim)
-			}
-		case errors.Is(err, ErrNotFound):
-			record := leaseRecord(ref)
-			f(&record, true)
-			if claim, err = g.put(ctx, op, record); err == nil {
-				g.hold(claim)
-			}
+	if !held {
+		err = g.takeOver(ctx, op, ref, f)
+		if errors.Is(err, ErrNotFound) {
+			err = g.add(ctx, op, ref, f)
 		}
 	}
 	if err == nil {
 		return nil
 	}
-	mapped := storeError(op, err)
-	if owes && mapped.Kind != KindFenced && mapped.Kind != KindNotFound { // what we took, or were done with, is not ours to keep
+	mapped := failed(op, err)
+	if mapped.Kind != KindNotOwned {
+		mapped = storeError(op, err)
+	}
+	if owes && mapped.Kind != KindFenced && mapped.Kind != KindNotFound {
 		g.owe(ref.Attempt, owed)
 	}
 	mapped.Sandbox, mapped.Dispatched = ref.Sandbox, DispatchedNo
@@ -210,6 +180,67 @@ func (g *ledger) change(ctx context.Context, op string, ref LeaseRef, f func(r *
 		mapped.Retryable, mapped.Message = true, "another process is giving the sandbox back"
 	}
 	return mapped
+}
+
+// rewrite writes the record of a lease if we hold it, as far as we know, and reports whether we do.
+func (g *ledger) rewrite(ctx context.Context, op string, ref LeaseRef, f func(r *Record, added bool)) (held bool, err error) {
+	g.mu.Lock()
+	claim, held := g.claims[ref.Attempt]
+	g.mu.Unlock()
+	switch {
+	case !held:
+		return false, nil
+	case !claim.of(ref):
+		return true, othersRecord(op, ref.Sandbox)
+	}
+	f(&claim.Record, false)
+	return true, g.update(ctx, claim)
+}
+
+// takeOver claims the record of a lease from whoever has it, and writes it. If it cannot be written it is as it was, and
+// the sweep's, but for that of a lease: see giveUp.
+func (g *ledger) takeOver(ctx context.Context, op string, ref LeaseRef, f func(r *Record, added bool)) error {
+	var claim Claim
+	err := g.try(ctx, func(ctx context.Context, _ bool) (err error) {
+		claim, err = g.store.Claim(ctx, ref.Attempt, g.owner)
+		return err
+	})
+	switch {
+	case err != nil:
+		return err
+	case !claim.of(ref):
+		g.giveUp(ctx, claim)
+		return othersRecord(op, ref.Sandbox)
+	}
+	g.hold(claim)
+	was := claim.Record.clone()
+	lease := ref.clone()
+	claim.Record.Lease, claim.Record.Envelope.Observed = &lease, ref.Sandbox
+	f(&claim.Record, false)
+	if reflect.DeepEqual(claim.Record, was) { // the claim is all that changes
+		return nil
+	}
+	err = g.update(ctx, claim)
+	if err != nil && !errors.Is(err, ErrFenced) && was.State != StateLeased {
+		g.owe(ref.Attempt, debt{record: was})
+	}
+	return err
+}
+
+// add adds a record of a lease that has none.
+func (g *ledger) add(ctx context.Context, op string, ref LeaseRef, f func(r *Record, added bool)) error {
+	record := leaseRecord(ref)
+	f(&record, true)
+	claim, err := g.put(ctx, op, record)
+	if err == nil {
+		g.hold(claim)
+	}
+	return err
+}
+
+// othersRecord is why a record is not touched: it is not of the sandbox that it was looked up for.
+func othersRecord(op, sandbox string) *Error {
+	return &Error{Op: op, Kind: KindNotOwned, Sandbox: sandbox, Dispatched: DispatchedNo, Message: "its durable record is of another sandbox"}
 }
 
 // reclaim takes the record of an envelope, if there is one, to delete its sandbox.
@@ -245,7 +276,7 @@ func (g *ledger) reclaim(ctx context.Context, op string, e CleanupEnvelope) erro
 		if !held {
 			g.giveUp(ctx, claim)
 		}
-		return &Error{Op: op, Kind: KindNotOwned, Sandbox: e.Observed, Dispatched: DispatchedNo, Message: "its durable record is of another sandbox"}
+		return othersRecord(op, e.Observed)
 	}
 	g.hold(claim)
 	err := g.note(ctx, op, e.Attempt, func(r *Record) {
@@ -292,7 +323,7 @@ func (g *ledger) note(ctx context.Context, op, attempt string, f func(*Record)) 
 	g.mu.Lock()
 	claim, held := g.claims[attempt]
 	g.mu.Unlock()
-	err := error(ErrFenced)
+	err := ErrFenced
 	if held {
 		claim.Record = claim.Record.clone()
 		f(&claim.Record)
@@ -302,7 +333,7 @@ func (g *ledger) note(ctx context.Context, op, attempt string, f func(*Record)) 
 		return nil
 	}
 	mapped := storeError(op, err)
-	mapped.Dispatched = DispatchedYes
+	mapped.Sandbox, mapped.Dispatched = claim.Record.Envelope.Observed, DispatchedYes
 	return mapped
 }
 
@@ -485,6 +516,8 @@ func storeError(op string, err error) *Error {
 	switch {
 	case e.Kind == KindFenced:
 		e.Message = "another process has taken over what is recorded of the sandbox"
+	case e.Kind == KindStore && errors.Is(err, errProviderClosed):
+		e.Kind, e.Retryable, e.Message = KindClosed, false, errProviderClosed.Error()
 	case e.Kind == KindStore && errors.Is(err, context.Canceled):
 		e.Kind, e.Retryable = KindCanceled, false
 	}
@@ -567,7 +600,7 @@ func (g *ledger) payAll(ctx context.Context) {
 	}
 }
 
-// close stops renewing, after a last try to pay what is owed. What we hold stays ours until the claim time has passed:
+// close stops renewing, after a last, bounded try to pay what is owed, even if ctx has ended. What we hold stays ours until the claim time has passed:
 // a host that is restarted takes it up again.
 func (g *ledger) close(ctx context.Context) {
 	g.mu.Lock()
@@ -579,5 +612,7 @@ func (g *ledger) close(ctx context.Context) {
 	}
 	stop()
 	g.beating.Wait()
+	ctx, cancel := g.detached(ctx)
+	defer cancel()
 	g.payAll(ctx)
 }

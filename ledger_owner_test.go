@@ -137,6 +137,74 @@ func TestWhatIsRetainedIsRecordedFirst(t *testing.T) {
 	})
 }
 
+// TestATakeoverThatIsNotRecorded: a host that took a lease over from a living one, and could not write what it wanted with
+// it, keeps the lease from the sweep.
+func TestATakeoverThatIsNotRecorded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		down := false
+		store := &hookStore{Store: newMemoryStore(), before: func(call, _ string) error {
+			if down && call == "update" {
+				return errDown
+			}
+			return nil
+		}}
+		w := newWorld(t, Config{Store: store})
+		ref := w.acquired(t).Ref()
+		other := w.another(t, Config{})
+		store.change(func() { down = true })
+		_, err := other.Release(t.Context(), ref, ReleaseOptions{Retain: true})
+		wantError(t, err, KindStore)
+		store.change(func() { down = false })
+		time.Sleep(2 * w.cfg.ClaimTime)
+		wantHeld(t, store, other)
+		if report := sweep(t, sweeper(t, w.provider, SweeperOptions{})); report != (SweepReport{}) {
+			t.Errorf("Sweep() = %+v, want nothing", report)
+		}
+		if receipt, err := other.Release(t.Context(), ref, ReleaseOptions{Retain: true}); err != nil || receipt.State != ReceiptStopped {
+			t.Errorf("Release() again = %+v, %v", receipt, err)
+		}
+		w.wantSandboxes(t, 1)
+	})
+}
+
+// TestFirstUseOfWhatIsNotThere: a bound lease whose sandbox turns out to be gone, or another's, leaves no record, whether
+// the first look was answered or not.
+func TestFirstUseOfWhatIsNotThere(t *testing.T) {
+	gone := emulator.Fault{Action: emulator.StatusBefore, Status: 404, Body: structured(404, "Sandbox with ID or name x not found")}
+	foreign := emulator.Fault{Action: emulator.MergeReply, Body: `{"name":"another"}`}
+	for name, first := range map[string]func(context.Context, *Lease) error{
+		"toolbox":  func(ctx context.Context, l *Lease) error { _, err := l.toolbox(ctx); return err },
+		"endpoint": func(ctx context.Context, l *Lease) error { _, err := l.Endpoint(ctx, 80); return err },
+	} {
+		for kind, found := range map[Kind]emulator.Fault{KindGone: gone, KindNotOwned: foreign} {
+			t.Run(name+" "+string(kind), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := newWorld(t, Config{Store: newMemoryStore(), Reuse: true})
+					ref := w.acquired(t).Ref()
+					if kind == KindNotOwned { // else the record is the dead host's
+						if _, err := w.Release(t.Context(), ref, ReleaseOptions{}); err != nil {
+							t.Fatal(err)
+						}
+					}
+					l, err := w.another(t, Config{}).Bind(ref)
+					if err != nil {
+						t.Fatal(err)
+					}
+					down := emulator.Fault{Method: "GET", Path: "/api/sandbox/*", Count: readAttempts, Action: emulator.StatusBefore, Status: 502}
+					w.server.SetFaults(down)
+					if err := first(t.Context(), l); !errors.Is(err, ErrUnavailable) {
+						t.Errorf("the first use = %v, want ErrUnavailable", err)
+					}
+					found.Method, found.Path = "GET", "/api/sandbox/"+ref.Sandbox
+					w.server.SetFaults(found)
+					wantError(t, first(t.Context(), l), kind)
+					wantRecords(t, w.cfg.Store, 0)
+				})
+			})
+		}
+	}
+}
+
 // TestOtherAccountsLeasesAreNotTaken: a key of another organisation takes no record from a living host, whatever it is
 // asked to do; one that was rotated does.
 func TestOtherAccountsLeasesAreNotTaken(t *testing.T) {

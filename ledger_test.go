@@ -412,15 +412,16 @@ func TestCleanupWithAStore(t *testing.T) {
 // use any more is left to the sweep, and one that perhaps is stays the host's.
 func TestL5ResumeWithAStore(t *testing.T) {
 	for _, tt := range []struct {
-		name  string
-		spoil func(w *world, id string)
-		want  Kind
-		alive bool // the record is there, and the host holds it
-		swept SweepReport
+		name   string
+		spoil  func(w *world, id string)
+		want   Kind
+		alive  bool // the record is there, and the host holds it
+		closed bool // the lease that was open
+		swept  SweepReport
 	}{
 		{name: "deleted", spoil: func(w *world, id string) {
 			w.server.SetFaults(emulator.Fault{Method: "GET", Path: "/api/sandbox/" + id, Action: emulator.StatusBefore, Status: 404, Body: structured(404, "Sandbox with ID or name x not found"), Count: -1})
-		}, want: KindGone},
+		}, want: KindGone, closed: true},
 		{name: "another workspace", spoil: func(w *world, _ string) { w.content = "{}" }, want: KindGone, swept: SweepReport{Destroyed: 1}},
 		{name: "an outage", spoil: func(w *world, id string) {
 			w.server.SetFaults(emulator.Fault{Method: "GET", Path: "/api/sandbox/" + id, Action: emulator.StatusBefore, Status: 503, Count: -1})
@@ -436,6 +437,16 @@ func TestL5ResumeWithAStore(t *testing.T) {
 				tt.spoil(w, l.Ref().Sandbox)
 				_, err = w.Resume(t.Context(), l.Ref())
 				wantError(t, err, tt.want)
+				closed := func() bool {
+					done, err := l.begin("use")
+					if err == nil {
+						done()
+					}
+					return errors.Is(err, ErrClosed)
+				}
+				if closed() != tt.closed {
+					t.Errorf("the lease that was open is closed: %t, want %t", !tt.closed, tt.closed)
+				}
 				w.server.SetFaults()
 				entries, err := w.cfg.Store.List(t.Context(), "", 10)
 				if err != nil {
@@ -447,9 +458,69 @@ func TestL5ResumeWithAStore(t *testing.T) {
 				if got := sweep(t, sweeper(t, w.provider, SweeperOptions{})); got != tt.swept {
 					t.Errorf("Sweep() = %+v, want %+v", got, tt.swept)
 				}
+				if _, err := w.Destroy(t.Context(), l.Ref()); err != nil || !closed() {
+					t.Errorf("Destroy() = %v, want the lease that was open closed: %t", err, closed())
+				}
 			})
 		})
 	}
+}
+
+// TestCloseTellsTheStore: what is owed to the store when the provider is closed is told it, whatever became of Close's
+// context, unless the store does not answer: that holds Close up for one Config.CallTimeout, however much is owed.
+func TestCloseTellsTheStore(t *testing.T) {
+	for name, hangs := range map[string]bool{"a store that is back": false, "a store that hangs": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				hang := make(chan struct{})
+				defer close(hang)
+				store := &hangingStore{Store: newMemoryStore()}
+				if hangs {
+					store.remove = hang
+				}
+				w := newWorld(t, Config{Store: store})
+				var refs []LeaseRef
+				for range 3 {
+					refs = append(refs, w.acquired(t).Ref())
+				}
+				for _, ref := range refs {
+					w.ledger.owe(ref.Attempt, debt{removed: true})
+				}
+				ctx, end := context.WithCancel(t.Context())
+				defer end()
+				if !hangs {
+					end()
+				}
+				began := time.Now()
+				_ = w.Close(ctx)
+				if took := time.Since(began); took > w.cfg.CallTimeout {
+					t.Errorf("Close() took %v, want %v at most", took, w.cfg.CallTimeout)
+				}
+				if !hangs {
+					wantRecords(t, store, 0)
+				}
+			})
+		})
+	}
+}
+
+// TestCloseInterruptsTheStore: what fails because the provider is closed says so, also where it waited for the store.
+func TestCloseInterruptsTheStore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		hang := make(chan struct{})
+		defer close(hang)
+		store := &hangingStore{Store: newMemoryStore(), put: hang}
+		w := newWorld(t, Config{Store: store})
+		acquired := make(chan error, 1)
+		go func() { _, err := w.Acquire(context.Background(), request()); acquired <- err }()
+		synctest.Wait()
+		ended, end := context.WithCancel(t.Context())
+		end()
+		_ = w.Close(ended)
+		if e := wantError(t, <-acquired, KindClosed); e.Dispatched != DispatchedNo {
+			t.Errorf("error = %+v, want not dispatched", e)
+		}
+	})
 }
 
 // TestNoStoreNoGoroutine: without a store nothing renews.

@@ -77,3 +77,23 @@ func (s *hookStore) Release(ctx context.Context, claim Claim, record Record, wai
 func (s *hookStore) Delete(ctx context.Context, claim Claim) error {
 	return s.do("delete", claim.Record.Envelope.Attempt, func() error { return s.Store.Delete(ctx, claim) })
 }
+
+// hangingStore is a store whose Put or Delete, where these are set, returns only when the channel is closed.
+type hangingStore struct {
+	Store
+	put, remove <-chan struct{}
+}
+
+func (s *hangingStore) Put(ctx context.Context, record Record, owner string) (Claim, error) {
+	if s.put != nil {
+		<-s.put
+	}
+	return s.Store.Put(ctx, record, owner)
+}
+
+func (s *hangingStore) Delete(ctx context.Context, claim Claim) error {
+	if s.remove != nil {
+		<-s.remove
+	}
+	return s.Store.Delete(ctx, claim)
+}
