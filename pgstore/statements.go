@@ -22,6 +22,11 @@ type statements struct {
 const durable = `set_config('synchronous_commit',
 			CASE current_setting('synchronous_commit') WHEN 'remote_apply' THEN 'remote_apply' ELSE 'on' END, true)`
 
+// brief keeps the locks of the transaction from outliving a host that is cut off in it.
+const brief = `set_config('idle_in_transaction_session_timeout',
+			CASE current_setting('idle_in_transaction_session_timeout') WHEN '0' THEN '10s'
+				ELSE current_setting('idle_in_transaction_session_timeout') END, true)`
+
 // alone excludes other insertions and deletions of the attempt $1 until the commit. The seed tells its locks from those
 // of others.
 const alone = `pg_advisory_xact_lock(hashtextextended($1::text, 6074398511203427))`
@@ -45,10 +50,10 @@ func newStatements(n names) statements {
 	RETURNING token`),
 
 		// $1 attempt, $2 owner. No row: no record. A null token: it is not to be had. The last column: it was taken, after
-		// the statement began, by an owner that was new then.
+		// the statement began, by an owner that was new then. It runs in a transaction.
 		claim: fill(`
 	WITH guard AS MATERIALIZED (
-		SELECT ` + durable + `
+		SELECT ` + durable + `, ` + brief + `
 	), known AS (
 		` + strings.ReplaceAll(known, "{owner}", "$2") + `
 	), held AS MATERIALIZED (
@@ -68,14 +73,10 @@ func newStatements(n names) statements {
 	SELECT granted.token, granted.record, granted.token IS NULL AND holder.until IS NULL
 	FROM held LEFT JOIN holder ON true LEFT JOIN granted ON true`),
 
-		// $1 owner, $2 attempts that are to be passed over. It runs in a transaction, whose locks must not outlive a host
-		// that is cut off.
+		// $1 owner, $2 attempts that are to be passed over. It runs in a transaction.
 		claimDue: fill(`
 	WITH guard AS MATERIALIZED (
-		SELECT clock_timestamp() AS at, ` + durable + `,
-			set_config('idle_in_transaction_session_timeout',
-				CASE current_setting('idle_in_transaction_session_timeout') WHEN '0' THEN '10s'
-					ELSE current_setting('idle_in_transaction_session_timeout') END, true)
+		SELECT clock_timestamp() AS at, ` + durable + `, ` + brief + `
 	), known AS (
 		` + strings.ReplaceAll(known, "{owner}", "$1") + `
 	), forgotten AS (

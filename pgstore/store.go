@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// maxTries and maxPause bound how often and how long a call that the database rolled back is tried again: about two
+	// maxTries and maxPause bound how often and how long a call that the database rolled back is tried again: about three
 	// seconds in all.
 	maxTries = 24
 	maxPause = 200 * time.Millisecond
@@ -40,10 +40,10 @@ type Options struct {
 // migrations from [SchemaSQL]. The caller closes db, after the last call of the store. It fails with
 // [leasehold.ErrInvalid].
 //
-// The clock is the database's. A call is one statement, and one round trip, but for ClaimDue, which is a transaction. A
-// call that returned nil was committed with synchronous_commit on or remote_apply, whatever the session says. What the
-// database rolled back in favour of another transaction is tried again, for about two seconds. Connections should have
-// the default isolation, read committed; a stricter one costs tries.
+// The clock is the database's. A call is one statement, and one round trip, but for Claim and ClaimDue, which are
+// transactions. A call that returned nil was committed with synchronous_commit on or remote_apply, whatever the session
+// says. What the database rolled back in favour of another transaction is tried again, for about three seconds.
+// Connections should have the default isolation, read committed; a stricter one costs tries.
 //
 // Errors other than those that [leasehold.Store] names are of [leasehold.KindStore], with the SQLSTATE if there is one
 // and never with the driver's own words, or, when ctx ended, of [leasehold.KindCanceled] or [leasehold.KindTimeout] with
@@ -113,14 +113,10 @@ func (s *Store) Claim(ctx context.Context, attempt, owner string) (leasehold.Cla
 	if !attemptForm.MatchString(attempt) {
 		return leasehold.Claim{}, none
 	}
-	var token sql.NullInt64
-	var data []byte
-	err := s.try(ctx, op, func() error {
-		var unknown bool
-		err := s.db.QueryRowContext(ctx, s.statements.claim, attempt, owner).Scan(&token, &data, &unknown)
-		if err == nil && unknown {
-			return errHolderUnknown
-		}
+	var claim leasehold.Claim
+	var unreadable error
+	err := s.try(ctx, op, func() (err error) {
+		claim, unreadable, err = s.claim(ctx, attempt, owner)
 		return err
 	})
 	switch {
@@ -128,15 +124,38 @@ func (s *Store) Claim(ctx context.Context, attempt, owner string) (leasehold.Cla
 		return leasehold.Claim{}, none
 	case err != nil:
 		return leasehold.Claim{}, err
-	case !token.Valid:
+	case unreadable != nil:
+		s.report(attempt, unreadable)
+		return leasehold.Claim{}, &leasehold.Error{Op: op, Kind: leasehold.KindStore, Message: "the record cannot be read"}
+	case claim.Owner == "":
 		return leasehold.Claim{}, &leasehold.Error{Op: op, Kind: leasehold.KindConflict, Message: "the record is held by another owner"}
 	}
-	record, err := parse(attempt, data)
+	return claim, nil
+}
+
+// claim claims the record of an attempt. It leaves the record as it is, and returns no claim, if that is not to be had, or
+// says why it cannot be read.
+func (s *Store) claim(ctx context.Context, attempt, owner string) (_ leasehold.Claim, unreadable, err error) {
+	var token sql.NullInt64
+	var data []byte
+	var unknown bool
+	tx, err := s.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 	if err != nil {
-		s.report(attempt, err)
-		return leasehold.Claim{}, &leasehold.Error{Op: op, Kind: leasehold.KindStore, Message: "the record cannot be read"}
+		return leasehold.Claim{}, nil, err
 	}
-	return leasehold.Claim{Owner: owner, Token: token.Int64, Record: record}, nil
+	defer func() { _ = tx.Rollback() }() // of no effect after the commit
+	err = tx.QueryRowContext(ctx, s.statements.claim, attempt, owner).Scan(&token, &data, &unknown)
+	switch {
+	case err == nil && unknown:
+		return leasehold.Claim{}, nil, errHolderUnknown
+	case err != nil || !token.Valid:
+		return leasehold.Claim{}, nil, err
+	}
+	record, unreadable := parse(attempt, data)
+	if unreadable != nil {
+		return leasehold.Claim{}, unreadable, nil
+	}
+	return leasehold.Claim{Owner: owner, Token: token.Int64, Record: record}, nil, tx.Commit()
 }
 
 // ClaimDue implements [leasehold.Store]. What another call is about to take is passed over, not waited for.

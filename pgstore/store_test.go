@@ -166,14 +166,16 @@ func TestUnreadableRows(t *testing.T) {
 	if entries := must(s.List(t.Context(), "", len(good)))(t); len(entries) != len(good) {
 		t.Errorf("List() = %d entries, want %d", len(entries), len(good))
 	}
+	for _, attempt := range bad[:3] {
+		_, err := s.Claim(t.Context(), attempt, owner)
+		wantError(t, "Claim(unreadable)", err, leasehold.ErrStore)
+	}
 	if after := rows(); after != before {
 		t.Errorf("the unreadable rows are\n%s\nwant\n%s", after, before)
 	}
 	if len(told) != len(bad) {
 		t.Errorf("OnUnreadable was called for %v, want each of %v once", told, bad)
 	}
-	_, err := s.Claim(t.Context(), bad[1], owner)
-	wantError(t, "Claim(unreadable)", err, leasehold.ErrStore)
 }
 
 // TestDeadOwnersAreForgotten: the table of owners does not grow for ever, and keeps those that hold something.
@@ -210,17 +212,20 @@ func TestDeadOwnersAreForgotten(t *testing.T) {
 // TestClaimsAreCutOff: a host that vanishes between the claim and its commit does not keep the records locked.
 func TestClaimsAreCutOff(t *testing.T) {
 	s := newStore(t)
-	fill(t, s, 1, "NULL")
+	attempt := fill(t, s, 1, "NULL")[0]
 	for _, setting := range []struct{ session, want string }{{"0", "10s"}, {"7s", "7s"}, {"1min", "1min"}} {
-		tx := must(open(t, "idle_in_transaction_session_timeout="+setting.session).BeginTx(t.Context(), nil))(t)
-		_, err := tx.ExecContext(t.Context(), withLimit(s.statements.claimDue, 1), "owner", "{}")
-		check(t, err)
-		var got string
-		check(t, tx.QueryRowContext(t.Context(), `SHOW idle_in_transaction_session_timeout`).Scan(&got))
-		if got != setting.want {
-			t.Errorf("a session with %s waits %s for a commit, want %s", setting.session, got, setting.want)
+		db := open(t, "idle_in_transaction_session_timeout="+setting.session)
+		for statement, args := range map[string][]any{s.statements.claim: {attempt, "owner"}, withLimit(s.statements.claimDue, 1): {"owner", "{}"}} {
+			tx := must(db.BeginTx(t.Context(), nil))(t)
+			_, err := tx.ExecContext(t.Context(), statement, args...)
+			check(t, err)
+			var got string
+			check(t, tx.QueryRowContext(t.Context(), `SHOW idle_in_transaction_session_timeout`).Scan(&got))
+			if got != setting.want {
+				t.Errorf("a session with %s waits %s for a commit, want %s", setting.session, got, setting.want)
+			}
+			check(t, tx.Rollback())
 		}
-		check(t, tx.Rollback())
 	}
 }
 
