@@ -47,7 +47,7 @@ type Resources struct {
 }
 
 // Config configures [New]. Only an API key is needed: the zero value with DAYTONA_API_KEY in the environment is useful.
-// No other environment variable has any influence.
+// Beside it, HTTP_PROXY, HTTPS_PROXY and NO_PROXY have influence, unless Transport is set, and no other environment variable.
 type Config struct {
 	APIKey string // credential of the Daytona API; empty: DAYTONA_API_KEY
 	APIURL string // base of the API, with its path, http or https; empty: [DefaultAPIURL]
@@ -61,7 +61,8 @@ type Config struct {
 	Language  string // python (the default), javascript or typescript: the sandbox's code runner
 
 	// Timeout is the one budget of an acquisition (creation, set-up and compensating deletion), and of each resume,
-	// release, destroy and probe. Zero: [DefaultTimeout]. At most 24 hours.
+	// release, destroy, inspection, cleanup and proof of idleness, and of a sweep for each record. A probe has two: that of
+	// its acquisition, and that of its destroy. Zero: [DefaultTimeout]. At most 24 hours.
 	Timeout time.Duration
 	// CallTimeout bounds each single read of the provider, and each short command of the library's own in a sandbox. A
 	// provider that gives no useful answer for that long is taken to be down, and the operation fails: so a resume against
@@ -119,6 +120,18 @@ type Config struct {
 	// 101, as [http.Transport] does.
 	Transport http.RoundTripper
 }
+
+// Format writes the configuration without its API key.
+func (c Config) Format(s fmt.State, verb rune) {
+	type plain Config // without this method
+	if c.APIKey != "" {
+		c.APIKey = "(hidden)"
+	}
+	fmt.Fprintf(s, fmt.FormatString(s, verb), plain(c))
+}
+
+// LogValue is what Format writes with %+v.
+func (c Config) LogValue() slog.Value { return slog.StringValue(fmt.Sprintf("%+v", c)) }
 
 // FieldError is one problem of one field of a request or configuration.
 type FieldError struct {

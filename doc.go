@@ -52,7 +52,7 @@
 //   - [Error] is the one error type, with a [Kind] and a sentinel for each.
 //   - [FaultPlan] makes the local backend lose replies and sandboxes, to test a host against.
 //
-// Every method takes a context, returns promptly when it ends, and is safe for concurrent use unless it says otherwise.
+// Methods that take a context return promptly when it ends, and methods are safe for concurrent use, unless they say otherwise.
 // Durations are of the host's clock. Paths in a sandbox are slash-separated; a relative one is relative to the lease's
 // workspace.
 package leasehold

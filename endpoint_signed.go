@@ -30,6 +30,10 @@ type signedSecret struct{ address, token string }
 
 // Sign makes an address that opens the endpoint for lifetime, which is rounded down to whole seconds: one second to
 // [MaxSignedLifetime]; zero: [DefaultSignedLifetime]. Prefer [Endpoint.Transport], which shows the token to nobody.
+//
+// It fails with [ErrInvalid] for a lifetime out of range, and with [ErrClosed] once the lease is being given back, before
+// anything is sent; with [ErrProtocol] if the address is not the port's; and with [ErrNotFound], [ErrAuth], [ErrRefused],
+// [ErrRateLimited], [ErrUnavailable], [ErrTimeout] or [ErrCanceled].
 func (e *Endpoint) Sign(ctx context.Context, lifetime time.Duration) (_ *SignedURL, err error) {
 	const op = "endpoint sign"
 	if lifetime == 0 {

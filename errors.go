@@ -127,7 +127,7 @@ type Error struct {
 	Phase      Phase         // the step that failed first, where the operation has steps
 	Sandbox    string        // id or, before the id is known, name of the sandbox
 	HTTPStatus int           // the provider's status, 0 if there was no answer
-	Dispatched Dispatch      // whether the failed request reached the provider
+	Dispatched Dispatch      // whether the failed request, or the change that was waited for, reached the provider
 	Retryable  bool          // the same call may succeed later, and repeating it is safe
 	RetryAfter time.Duration // the provider's wish, with KindRateLimited or KindUnavailable
 	Elapsed    time.Duration // time from the start of the operation to its first failure, where it has a budget
@@ -135,12 +135,12 @@ type Error struct {
 	Reason     Reason        // with KindGone, what proved the loss
 	Fields     []FieldError  // with KindInvalid, every problem of the input
 	Message    string        // one safe sentence
-	// Cleanup is set when a sandbox may exist that the operation could not account for. Give it to [Provider.Cleanup],
-	// or keep it: it is all that is needed to find that sandbox and delete it, and only it. With [Config.Store] it is on
-	// the list as well, and a [Sweeper] sees to it.
+	// Cleanup is set when a sandbox may exist that the operation could not account for: it is all that is needed to find
+	// that sandbox and delete it, and only it. Keep it; [Provider.Inspect], store what that returns, then
+	// [Provider.Cleanup]. With [Config.Store] it is on the list as well, and a [Sweeper] sees to it.
 	Cleanup *CleanupEnvelope
 
-	cause error // context causes, and the caller's own reader and writer errors
+	cause error // context causes, and the errors of the caller's own readers, writers, files and store
 }
 
 // Error returns the operation, the sandbox, the phase and the message.
@@ -173,5 +173,5 @@ func (e *Error) Error() string {
 func (e *Error) Is(target error) bool { return target != nil && sentinels[e.Kind] == target }
 
 // Unwrap returns the cause of a context's end ([context.Canceled], [context.DeadlineExceeded], a custom cause), or the
-// error of a reader, a writer or a file of the caller's. Provider errors are never wrapped.
+// error of a reader, a writer, a file or a [Store] of the caller's, as it is. Provider errors are never wrapped.
 func (e *Error) Unwrap() error { return e.cause }

@@ -17,7 +17,10 @@ const maxWritable = 1 << 20
 // WritableDirs returns the directories of the sandbox that commands are meant to write to: the workspace first, then
 // the destinations of imports with [AccessReadWrite], sorted, without those that lie in another one. It makes one request:
 // the list is kept in the sandbox, in the lease's own directory, so that a host that resumed the lease has it, too, and
-// several hosts share it. It is advice, not a boundary: commands can change it.
+// several hosts share it. It is advice, not a boundary: commands can change it. It fails with [ErrClosed] once the lease is
+// being given back, with [ErrNotRunning] if the sandbox is not started, with [ErrGone] or [ErrNotOwned] as the first use of a
+// lease may, with [ErrLimit] if the list is too long, and with [ErrTimeout], [ErrCanceled], [ErrUnavailable],
+// [ErrRateLimited] or [ErrAuth].
 func (l *Lease) WritableDirs(ctx context.Context) ([]string, error) {
 	const op = "list writable directories"
 	ctx, end := l.p.untilClosed(ctx)

@@ -187,7 +187,7 @@ func (p *provider) prove(ctx context.Context, op string, s *subject, t target) e
 		return nil
 	case t.id == "" && absentByName(e):
 		if t.refused {
-			p.resolved(t)
+			p.unmarkCreation(t)
 		} // else what was never seen may still appear
 		return nil
 	}
@@ -231,14 +231,14 @@ func (p *provider) uncleaned(op string, t target) {
 	p.about(t).Mark(string(ActivityCleanup), op, "", t)
 }
 
-// submitted counts a creation as one that may make a sandbox.
-func (p *provider) submitted(op string, creation creationOperation) {
+// markCreation counts a creation as one that may make a sandbox.
+func (p *provider) markCreation(op string, creation creationOperation) {
 	t := creation.target()
 	p.about(t).Mark(string(ActivityCreation), op, "", t)
 }
 
-// refused notes of a creation, if it is still counted, that each of its requests was refused.
-func (p *provider) refused(creation creationOperation) {
+// markRefused notes of a creation, if it is still counted, that each of its requests was refused.
+func (p *provider) markRefused(creation creationOperation) {
 	t := creation.target()
 	t.refused = true
 	p.about(t).Amend(string(ActivityCreation), "", t)
@@ -252,8 +252,8 @@ func (p *provider) found(op string, t target, id string) {
 	p.about(creation).Move(p.about(t), string(ActivityAllocation), op, t)
 }
 
-// resolved counts a creation no longer: it made nothing, or what it made is accounted for.
-func (p *provider) resolved(t target) {
+// unmarkCreation counts a creation no longer: it made nothing, or what it made is accounted for.
+func (p *provider) unmarkCreation(t target) {
 	t.id = ""
 	p.about(t).UnmarkAll()
 }

@@ -44,7 +44,7 @@ type LeaseRef struct {
 	Scope      Scope             `json:"scope"`      //
 	Attempt    string            `json:"attempt"`    // UUID of the creation, part of the name and a label
 	Labels     map[string]string `json:"labels"`     // every label recorded at the creation
-	Account    string            `json:"account"`    // fingerprint of endpoint and organisation, as the API attested it
+	Account    string            `json:"account"`    // fingerprint of endpoint and organisation, as the API attested it; until it has: Credential
 	Credential string            `json:"credential"` // fingerprint of endpoint and credential at the acquisition
 	Workspace  string            `json:"workspace"`  // absolute directory in the sandbox
 	Sentinel   string            `json:"sentinel"`   // token of the file that proves the workspace to be this lease's

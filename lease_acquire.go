@@ -318,7 +318,7 @@ func (a *acquisition) create(work, step context.Context) (id string, err error) 
 			a.creation = a.p.newCreation(a.request.Scope, a.reuse, a.request.Labels)
 			a.submitted = false
 			a.mu.Unlock()
-			a.p.resolved(refused.target())
+			a.p.unmarkCreation(refused.target())
 			a.p.ledger.settle(work, refused.Attempt, true)
 			if err := a.commit(step); err != nil {
 				return "", err
@@ -398,7 +398,7 @@ func (a *acquisition) submit(work context.Context) (*daytona.Sandbox, error) {
 	left, creation := a.left, a.creation
 	if a.submitted = !left; !left {
 		a.earlier, a.refused = a.earlier || a.refused, false // that says nothing of this one
-		a.p.submitted(a.op, creation)
+		a.p.markCreation(a.op, creation)
 	}
 	a.mu.Unlock()
 	if left {
@@ -461,7 +461,7 @@ func (a *acquisition) compensate(work context.Context, err error) *Error {
 	made := submitted || refused || a.earlier // something, perhaps
 	a.mu.Unlock()
 	if !made {
-		a.p.resolved(creation.target())
+		a.p.unmarkCreation(creation.target())
 		a.p.ledger.settle(work, creation.Attempt, true)
 		return first
 	}
@@ -470,7 +470,7 @@ func (a *acquisition) compensate(work context.Context, err error) *Error {
 		if err != nil {
 			refused = refused || !submitted
 			if refused && absentByName(err) {
-				a.p.resolved(creation.target())
+				a.p.unmarkCreation(creation.target())
 				a.p.ledger.settle(work, creation.Attempt, true)
 				return first
 			}
@@ -478,7 +478,7 @@ func (a *acquisition) compensate(work context.Context, err error) *Error {
 				first.Cleanup = creation.envelope(first.Phase, "")
 			}
 			if refused {
-				a.p.refused(creation)
+				a.p.markRefused(creation)
 			}
 			a.p.ledger.leave(work, creation.Attempt)
 			return first

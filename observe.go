@@ -2,7 +2,6 @@ package leasehold
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"time"
 
@@ -37,8 +36,8 @@ func endSpan(span trace.Span, err error) {
 	span.End()
 }
 
-// observed logs one request of the provider at debug level.
-func (p *provider) observed(call daytona.Call) {
+// logRequest logs one request of the provider at debug level.
+func (p *provider) logRequest(call daytona.Call) {
 	if !p.cfg.Logger.Enabled(context.Background(), slog.LevelDebug) {
 		return
 	}
@@ -59,15 +58,3 @@ func (p *provider) log(err *Error) {
 		slog.String("reason", string(err.Reason)), slog.Int("status", err.HTTPStatus),
 		slog.Duration("elapsed", err.Elapsed), slog.Bool("unaccounted", err.Cleanup != nil))
 }
-
-// Format writes the configuration without its API key.
-func (c Config) Format(s fmt.State, verb rune) {
-	type plain Config // without this method
-	if c.APIKey != "" {
-		c.APIKey = "(hidden)"
-	}
-	fmt.Fprintf(s, fmt.FormatString(s, verb), plain(c))
-}
-
-// LogValue is what Format writes with %+v.
-func (c Config) LogValue() slog.Value { return slog.StringValue(fmt.Sprintf("%+v", c)) }

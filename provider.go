@@ -15,11 +15,16 @@ import (
 	"github.com/leasehold-go/leasehold/internal/daytona"
 )
 
-// Provider gives and takes back leases. It is safe for concurrent use. Every method returns promptly when ctx ends; what
-// it began by then is finished or undone in the background, bounded by [Config.Timeout]. Errors are [*Error].
+// Provider gives and takes back leases. It is safe for concurrent use. Every method but Close returns promptly when ctx
+// ends; what it began by then is finished or undone in the background, bounded by [Config.Timeout]. Errors are [*Error].
 type Provider interface {
 	// Acquire creates a sandbox and returns when its workspace is ready. A failure leaves no sandbox behind, or says
-	// so: then Error.Cleanup holds what [Provider.Cleanup] needs.
+	// so: then Error.Cleanup is what to Inspect, to store as Inspect returns it, and then to Cleanup.
+	//
+	// It fails, before anything is sent, with [ErrInvalid], with [ErrClosed], and with [ErrStore] if the creation cannot be
+	// recorded; with [ErrQuota], [ErrAuth] or [ErrRefused] where the provider refuses it, also an expiry; with
+	// [ErrRateLimited] or [ErrUnavailable], which may pass; with [ErrTimeout] or [ErrCanceled]; with [ErrUncertain] if the
+	// creation was not answered; with [ErrProtocol] if it was not understood; with [ErrFenced] if a sweep has taken it over.
 	Acquire(ctx context.Context, request AcquireRequest) (*Lease, error)
 	// Resume starts the lease's sandbox if it does not run, proves that its workspace is the lease's, and returns the
 	// lease. It fails with [ErrGone] only if the loss is proved; after every other error the sandbox is kept, and
@@ -30,11 +35,19 @@ type Provider interface {
 	Bind(ref LeaseRef) (*Lease, error)
 	// Release gives the lease back: a reusable sandbox is stopped, another one deleted, unless options say otherwise.
 	// The receipt is issued after a fresh read that shows it. With it the record leaves [Config.Store]: of a sandbox that
-	// was stopped, ref is all that is left, so store it before.
+	// was stopped, ref is all that is left, so store it before. After an error it may be called again.
+	//
+	// It fails with [ErrInvalid] or [ErrNotOwned] without having done anything, and with [ErrConflict] if the sandbox is set to
+	// be deleted when it stops, or another process is giving it back; with [ErrBroken] if the sandbox cannot be stopped any
+	// more; with [ErrUncertain] if what was to be proved could not be; with [ErrStore] as ReleaseOptions says, and
+	// [ErrFenced]; with [ErrTimeout], [ErrCanceled], [ErrUnavailable], [ErrRateLimited], [ErrAuth] and [ErrRefused], and
+	// [ErrClosed] of the provider. A sandbox that is gone is no error.
 	Release(ctx context.Context, ref LeaseRef, options ReleaseOptions) (Receipt, error)
-	// Destroy deletes the lease's sandbox, whatever its state, and returns when a fresh read shows that it is gone.
+	// Destroy deletes the lease's sandbox, whatever its state, and returns when a fresh read shows that it is gone. It fails
+	// as Release does, but for [ErrBroken].
 	Destroy(ctx context.Context, ref LeaseRef) (Receipt, error)
-	// Probe proves that leases can be had: it acquires one, and destroys it. It reports where it failed.
+	// Probe proves that leases can be had: it acquires one, and destroys it. It reports where it failed, and fails as these two
+	// do, with Error.Cleanup as of Acquire if a sandbox is perhaps left.
 	Probe(ctx context.Context, request AcquireRequest) (ProbeReport, error)
 	// Inspect looks, without changing anything, for the sandbox of a creation that could not be accounted for. Store the
 	// envelope it returns, which holds the sandbox's id, and the account if the API attests it by now, before calling
@@ -43,18 +56,18 @@ type Provider interface {
 	// Cleanup deletes the sandbox that Inspect observed, and returns when a fresh read shows that it is gone. It fails
 	// with [ErrUncertain] for an envelope without an observed id, without having deleted anything.
 	Cleanup(ctx context.Context, envelope CleanupEnvelope) (Receipt, error)
-	// Idle reports what is active, of the scopes given, of which an empty field stands for any value, or, without any, of
-	// all: calls, requests, commands, terminals and
-	// channels that are under way, sandboxes that may run, and what was left without a proof of its end. It makes no request
-	// and does not wait. It knows of what this provider has done, not of what an earlier process left behind: that is in
-	// references, in envelopes and on the durable list. A provider that was not used, or only ever read with, is idle.
+	// Idle reports what is active: calls, requests, commands, terminals and channels that are under way, sandboxes that may
+	// run, and what was left without a proof of its end. It reports on the scopes given, in which an empty field stands for
+	// any value; without any, on all. It makes no request and does not wait. It knows of what this provider has done, not of
+	// what an earlier process left behind: that is in references, in envelopes and on the durable list. A provider that was
+	// not used, or only ever read with, is idle.
 	Idle(scopes ...Scope) IdleReport
 	// ProveIdle looks at every sandbox, of the scopes given or of all, that is active with nobody here to see its end, and
 	// then reports as Idle does. It only reads, which keeps no sandbox awake, and does not ask about what is in use: where
 	// there is nothing to look at it makes no request. A sandbox that is seen stopped, or proved gone, is active no longer,
 	// and what was left running or unanswered in it with it; unless anything of its scope was under way, began or ended
-	// before the answer: then it counts until the next proof. A creation whose sandbox was never seen is never proved to
-	// have made none.
+	// before the answer: then it counts until the next proof. A creation whose sandbox was never seen is proved to have made
+	// none only if each of its requests was refused and its name is not found.
 	//
 	// The report is good whatever the error, which says, if the report is not idle, why a sandbox could not be looked at.
 	ProveIdle(ctx context.Context, scopes ...Scope) (IdleReport, error)
@@ -72,7 +85,8 @@ type Provider interface {
 	// the rest, and closes idle connections. Calls that it does not wait for fail with [ErrClosed]: terminals, channels and
 	// transfers end, while commands go on, as after [Process.Detach]. It releases no lease: a lease outlives its host, but
 	// with [Config.Store] is an orphan unless a host resumes it, or uses it, within [Config.ClaimTime]. A local provider also
-	// ends its backend, and every sandbox and process in it. Later calls return nil.
+	// ends its backend, and every sandbox and process in it. When ctx has ended it still waits for what it cancelled to tidy
+	// up, and tells the store what that is owed, for up to [Config.CallTimeout] each. Later calls return nil.
 	Close(ctx context.Context) error
 }
 
@@ -133,7 +147,7 @@ func newProvider(config Config) (*provider, error) {
 	if cfg.TracerProvider != nil {
 		p.tracer = cfg.TracerProvider.Tracer("github.com/leasehold-go/leasehold")
 	}
-	p.client, err = daytona.New(daytona.Config{APIURL: cfg.APIURL, APIKey: cfg.APIKey, Transport: cfg.Transport, Observe: p.observed, Track: p.requested})
+	p.client, err = daytona.New(daytona.Config{APIURL: cfg.APIURL, APIKey: cfg.APIKey, Transport: cfg.Transport, Observe: p.logRequest, Track: p.requested})
 	if err != nil {
 		return nil, &Error{Op: "configure", Kind: KindInvalid, Dispatched: DispatchedNo, Message: "the client could not be made"}
 	}
@@ -324,7 +338,7 @@ func (p *provider) sighting(attempt string) string {
 
 // accounted forgets an attempt whose sandbox is gone.
 func (p *provider) accounted(e CleanupEnvelope) {
-	p.resolved(e.target())
+	p.unmarkCreation(e.target())
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.sightings, e.Attempt)

@@ -26,7 +26,8 @@ import (
 // until they renew, and what they hold may be swept; one that is set back keeps dead owners' records waiting for as long.
 //
 // Errors are matched with [errors.Is]: [ErrFenced], [ErrConflict], [ErrNotFound], as the methods say, and [ErrInvalid]
-// for a record that [Record.Encode] refuses. Every other error means that the store could not be reached or written, and
+// for a record that [Record.Encode] refuses, for one of another attempt than the claim's, and for an owner that is not of
+// the form that Renew says. Every other error means that the store could not be reached or written, and
 // that the call may or may not have happened. An error never means that an older version of a record was lost.
 // Package storetest tests an implementation against all this.
 type Store interface {
@@ -48,7 +49,8 @@ type Store interface {
 	Renew(ctx context.Context, owner string, ttl time.Duration) error
 	// Update replaces the record and keeps the claim. The attempt must be the claim's.
 	Update(ctx context.Context, claim Claim, record Record) error
-	// Release replaces the record, as Update does, and gives the claim up. The record is due after wait.
+	// Release replaces the record, as Update does, and gives the claim up. The record is due after wait; at once
+	// if that is negative.
 	Release(ctx context.Context, claim Claim, record Record, wait time.Duration) error
 	// Delete removes the record.
 	Delete(ctx context.Context, claim Claim) error
@@ -100,7 +102,7 @@ const (
 	OrphanDestroy Disposition = "destroy" // deleted
 	OrphanStop    Disposition = "stop"    // stopped, with its automatic deletion as it is, and kept on the list
 	OrphanRetain  Disposition = "retain"  // the same, after its automatic deletion was switched off
-	OrphanKeep    Disposition = "keep"    // left as it is, and asked about again by the next sweep
+	OrphanKeep    Disposition = "keep"    // left as it is, and asked about again after MaxDelay, or up to half of it earlier
 )
 
 const recordVersion = 1

@@ -38,7 +38,7 @@ type SweeperOptions struct {
 	OnEscalate    func(Record)
 
 	// OnOrphan decides about a lease whose host is dead, by its state: in use (leased), or stopped by an earlier sweep.
-	// It may keep it; then it is asked again after MaxDelay. It may be called at the same time for different records, must
+	// It may keep it; then it is asked again after MaxDelay, of which the last half is random. It may be called at the same time for different records, must
 	// return when its context ends, and must leave it to the sweep to give the lease back, which it would wait for.
 	// Nil: a lease that was in use is destroyed if it is not reusable, and else stopped; a stopped one is kept until it
 	// is resumed, destroyed, or deleted by the provider. An unknown disposition keeps it.

@@ -2,6 +2,7 @@
 package storetest
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -322,18 +323,11 @@ func (s *suite) fenced() {
 		s.want(name+": Delete()", s.a.Delete(s.Context(), claim), leasehold.ErrFenced)
 		s.stored(want...)
 		for _, e := range s.entries() {
-			newest, err := s.a.Claim(s.Context(), e.Record.Envelope.Attempt, cmpOwner(e.Owner, claim.Owner))
+			newest, err := s.a.Claim(s.Context(), e.Record.Envelope.Attempt, cmp.Or(e.Owner, claim.Owner))
 			s.must(err)
 			s.must(s.a.Delete(s.Context(), newest))
 		}
 	}
-}
-
-func cmpOwner(holder, other string) string {
-	if holder != "" {
-		return holder
-	}
-	return other
 }
 
 func (s *suite) tokens() {
