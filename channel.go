@@ -124,8 +124,11 @@ func (ch *Channel) CloseWrite() error { return ch.events.input.end() }
 func (ch *Channel) Wait(ctx context.Context) (Exit, error) { return ch.c.wait(ctx) }
 
 // Close ends the channel, and the program if it runs. It returns within seconds, and nil if the program's terminal is known to
-// be gone; if not, it may be called again. What was not read is lost.
+// be gone; if not, it may be called again. What was not read is lost, and so is what the writer of standard error does not
+// take within a moment.
 func (ch *Channel) Close() error {
 	ch.c.in.drop(ch.c.closed("read"))
-	return ch.c.close(context.Background())
+	err := ch.c.close(context.Background())
+	ch.events.giveUp()
+	return err
 }

@@ -117,7 +117,8 @@ func (in *channelInput) end() error {
 	return err
 }
 
-// kill kills the program, so that it does not take the end of its terminal for that of its input, and waits a moment for that.
+// kill kills the program, so that it does not take the end of its terminal for that of its input, and waits a moment for
+// that, whether or not anybody reads what comes meanwhile.
 func (in *channelInput) kill() {
 	in.mu.Lock()
 	process := in.process
@@ -125,7 +126,7 @@ func (in *channelInput) kill() {
 	if process == 0 || in.c.over("close") != nil {
 		return
 	}
-	limit := time.AfterFunc(killTime, func() { in.c.conn.Close() })
+	limit := time.AfterFunc(killTime, func() { in.c.hang(errHungUp) })
 	defer limit.Stop()
 	if _, err := in.c.write("close", fmt.Appendf(nil, "kill %d\n", process)); err != nil {
 		return

@@ -5,6 +5,7 @@ import (
 	"io"
 	"strconv"
 	"sync"
+	"time"
 
 	"github.com/leasehold-go/leasehold/internal/script"
 	"github.com/leasehold-go/leasehold/internal/stream"
@@ -69,13 +70,51 @@ func (e *channelEvents) relay() {
 			err = io.ErrShortWrite
 		}
 		if err != nil {
-			e.mu.Lock()
-			e.failure = err
-			e.mu.Unlock()
-			e.c.hang(errStderr)
+			e.fail(err)
 			return
 		}
 	}
+}
+
+// fail notes that the writer failed, and ends the connection. If that has ended already, the exit was left to the writer.
+func (e *channelEvents) fail(err error) {
+	e.mu.Lock()
+	e.failure = err
+	if e.whole() {
+		e.c.settle(exited(e.code), e.writerFailed())
+	}
+	e.mu.Unlock()
+	e.c.hang(errStderr)
+}
+
+// giveUp notes the exit without the writer, which has had its time.
+func (e *channelEvents) giveUp() {
+	limit := time.NewTimer(killTime)
+	defer limit.Stop()
+	select {
+	case <-e.c.settled:
+		return
+	case <-limit.C:
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.whole() {
+		lost := e.c.fail(KindClosed, "it was closed before the writer of standard error had everything")
+		lost.Dispatched = DispatchedYes
+		e.c.settle(exited(e.code), lost)
+		e.stderr.drop(lost)
+	}
+}
+
+// whole reports that the program has ended and standard error came whole: the exit is noted once the writer has had it. It
+// is called with the lock held.
+func (e *channelEvents) whole() bool { return e.exited && e.ended[stream.Stderr] }
+
+// writerFailed is called with the lock held.
+func (e *channelEvents) writerFailed() *Error {
+	reason := e.c.fail(KindIO, errStderr.Error()+", and the channel was closed")
+	reason.Dispatched, reason.cause = DispatchedYes, e.failure
+	return reason
 }
 
 // settle notes the exit once nothing is missing to it.
@@ -200,21 +239,20 @@ func (e *channelEvents) Said(word, arg string) error {
 // over implements consoleEvents.
 func (e *channelEvents) over(err error) bool {
 	e.mu.Lock()
-	exit, failure, whole := e.c.unheard(err), e.failure, e.exited && e.ended[stream.Stderr]
+	exit, reason, left := e.c.unheard(err), e.c.reason(err), e.whole()
 	if e.exited {
 		exit = exited(e.code)
 	}
-	e.mu.Unlock()
-	reason := e.c.reason(err)
-	if failure != nil {
-		reason.Kind, reason.Message, reason.cause = KindIO, errStderr.Error()+", and the channel was closed", failure
+	if e.failure != nil {
+		reason, left = e.writerFailed(), false
 	}
+	e.mu.Unlock()
 	e.c.in.end(reason)
 	e.input.refuse()
 	if e.stderr != nil {
 		e.stderr.end(reason)
 	}
-	if !whole || failure != nil { // else the exit is noted once the writer has had everything
+	if !left {
 		e.c.settle(exit, reason)
 	}
 	return true

@@ -270,6 +270,24 @@ func TestChannelCalls(t *testing.T) {
 			t.Errorf("%d bytes were on their way to a program that does not read", n)
 		}
 	})
+	for name, tc := range map[string]struct {
+		late func(*Channel, chan error) // once the connection has ended
+		want Kind
+	}{
+		"the writer fails late": {func(_ *Channel, gives chan error) { gives <- errors.New("broken") }, KindIO},
+		"the writer is stuck":   {func(ch *Channel, gives chan error) { _ = ch.Close(); close(gives) }, KindClosed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			gives := make(chan error)
+			ch := openChannel(t, l, ChannelOptions{Args: shell("echo oops >&2; exit 3"), Stderr: writerFunc(func(p []byte) (int, error) { return len(p), <-gives })})
+			<-ch.c.finished
+			tc.late(ch, gives)
+			exit, err := ch.Wait(t.Context())
+			if wantError(t, err, tc.want); exit != (Exit{State: ExitExited, Code: 3}) {
+				t.Errorf("Wait() = %+v, want the exit", exit)
+			}
+		})
+	}
 	t.Run("the writer fails", func(t *testing.T) {
 		broken := errors.New("broken")
 		ch := openChannel(t, l, ChannelOptions{Args: shell("echo oops >&2; exec cat"), Stderr: writerFunc(func([]byte) (int, error) { return 0, broken })})

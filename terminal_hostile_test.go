@@ -86,6 +86,39 @@ func TestTerminalThatIsNotReadEnds(t *testing.T) {
 	}
 }
 
+// takesItsTerminal is a program of a channel that takes the terminal from under its parent, and writes there as much as it
+// likes.
+var takesItsTerminal = shell("read go; exec >/proc/$PPID/fd/3; " + flood)
+
+// Nor is whoever ends a channel whose program does that.
+func TestChannelThatIsNotReadEnds(t *testing.T) {
+	for name, end := range map[string]func(*rig, *Lease) error{
+		"by its id": func(_ *rig, l *Lease) error { return l.CloseChannel(t.Context(), "flood") },
+		"with the lease": func(r *rig, l *Lease) error {
+			_, err := r.Destroy(t.Context(), l.Ref())
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, Config{}, emulator.Options{Shell: "sh"})
+			l := r.acquired(t)
+			ch, err := l.OpenChannel(t.Context(), ChannelOptions{ID: "flood", Args: takesItsTerminal})
+			if err != nil {
+				t.Fatal(err)
+			}
+			typeText(t, ch, "go\n")
+			fills(t, ch.c.in)
+			if err := end(r, l); err != nil {
+				t.Error(err)
+			}
+			got, err := io.ReadAll(ch) // what was kept
+			if err == nil || len(got) < maxUnread || len(got) > 2*maxUnread {
+				t.Errorf("%d bytes, %v, want those that were kept, %d at least, and an error", len(got), err, maxUnread)
+			}
+		})
+	}
+}
+
 // A login shell that is killed leaves the terminal to a process group that is no more. Its exit is known all the same.
 func TestTerminalWhoseShellIsKilled(t *testing.T) {
 	leavesNoGoroutine(t)
@@ -119,9 +152,8 @@ func TestChannelHostilePrograms(t *testing.T) {
 			}
 		}
 	})
-	// It takes the terminal from under its parent, and writes there as much as it likes.
 	t.Run("floods the host", func(t *testing.T) {
-		ch := openChannel(t, l, ChannelOptions{Args: shell("read go; exec >/proc/$PPID/fd/3; " + flood)})
+		ch := openChannel(t, l, ChannelOptions{Args: takesItsTerminal})
 		typeText(t, ch, "go\n")
 		fills(t, ch.c.in)
 		ch.c.in.mu.Lock()
