@@ -215,12 +215,12 @@ func (l *Lease) hasClosers() bool {
 
 // abandon ends admission and nothing else: the sandbox is not ours to touch.
 func (l *Lease) abandon() {
-	l.consoles.abandon()
 	l.mu.Lock()
-	defer l.mu.Unlock()
 	l.closed = true
 	l.closers = nil
+	l.mu.Unlock()
 	l.shut(errGivenBack)
+	l.consoles.abandon()
 }
 
 // whileOpen returns a context that also ends when the lease begins to be given back, with errGivenBack as its cause, or when

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/leasehold-go/leasehold/internal/daytona"
@@ -66,16 +67,18 @@ type console struct {
 	exit     Exit
 	lost     error // why the exit is not known
 
+	foreign atomic.Bool // somebody else's, or left to somebody else: not to be removed
+
 	closing   sync.Mutex // held while the terminal is opened, and while it is removed from the sandbox
+	doubtful  bool       // whether the terminal of this name is this one has yet to be read
 	removed   bool
-	foreign   bool // somebody else's, or left to somebody else: not to be removed
 	receiving bool
+	gone      bool // the terminal has ended; while receiving, of the goroutine that does
 
 	// Of the goroutine that receives, until finished is closed.
 	noise  int
 	begun  bool
 	heard  bool // the exit was said
-	gone   bool // the terminal has ended
 	parser *stream.Duplex
 }
 
@@ -181,18 +184,37 @@ func (c *console) opening(ctx context.Context, f func(context.Context) error) er
 	return e
 }
 
-// create makes the terminal, once whatever happens to the request: its mark is nobody else's.
+// create makes the terminal, once whatever happens to the request.
 func (c *console) create(ctx context.Context, env map[string]string) error {
+	c.doubtful = true
 	err := createPTY(ctx, c.box, c.name, env)
 	if !taken(err) {
+		c.doubtful = err != nil
 		return err
 	}
-	found, err := c.box.DescribePTY(ctx, c.name)
-	if err == nil && script.CarriedMark(found) != c.mark {
-		c.foreign = true
+	if err := c.identify(ctx); err != nil {
+		return err
+	}
+	if c.foreign.Load() || c.gone {
 		return c.fail(KindConflict, "there is one of this id")
 	}
-	return err
+	return nil
+}
+
+// identify reads whether the terminal of this name is this one, by its mark, which is nobody else's.
+func (c *console) identify(ctx context.Context) error {
+	env, err := c.box.DescribePTY(ctx, c.name)
+	var remote *daytona.Error
+	switch {
+	case errors.As(err, &remote) && remote.NotFound():
+		c.gone = true
+	case err != nil:
+		return err
+	case script.CarriedMark(env) != c.mark:
+		c.foreign.Store(true)
+	}
+	c.doubtful = false
+	return nil
 }
 
 // createPTY creates a terminal, and does so again if the answer was lost. An error that is taken may be due to that, or to a
@@ -442,7 +464,7 @@ func (c *console) leave() {
 	c.closing.Lock()
 	defer c.closing.Unlock()
 	c.stopReceiving()
-	c.foreign = true
+	c.foreign.Store(true)
 	if c.box == nil { // it was not even looked for
 		c.held.end()
 		return
@@ -468,29 +490,44 @@ func (c *console) close(ctx context.Context) error {
 	c.closing.Lock()
 	defer c.closing.Unlock()
 	c.stopReceiving()
-	if c.foreign || c.removed {
-		c.held.end()
-		return nil
-	}
-	if c.box != nil && !c.gone {
-		if err := removePTY(ctx, c.l, c.box, c.op, c.name); err != nil {
+	if c.box != nil && !c.gone && !c.removed && !c.foreign.Load() {
+		if err := c.remove(ctx); err != nil {
 			c.held.leave(c.name)
 			return err
 		}
 	}
-	c.removed = true
-	c.held.ended(c.name)
+	if !c.removed && !c.foreign.Load() {
+		c.removed = true
+		c.held.ended(c.name)
+	}
 	c.held.end()
 	return nil
 }
 
-// removePTY removes a terminal, and what runs on it.
+// remove removes the terminal from the sandbox, but no other one of its name.
+func (c *console) remove(ctx context.Context) error {
+	return removing(ctx, c.l, c.op, func(ctx context.Context) error {
+		if c.doubtful {
+			if err := c.identify(ctx); err != nil || c.gone || c.foreign.Load() {
+				return err
+			}
+		}
+		return c.box.DeletePTY(ctx, c.name)
+	})
+}
+
+// removePTY removes a terminal, whosever it is, and what runs on it.
 func removePTY(ctx context.Context, l *Lease, box *daytona.Toolbox, op, name string) error {
+	return removing(ctx, l, op, func(ctx context.Context) error { return box.DeletePTY(ctx, name) })
+}
+
+// removing removes a terminal, for as long as that may take.
+func removing(ctx context.Context, l *Lease, op string, remove func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, terminalCleanupTimeout)
 	defer cancel()
 	var pause backoff
 	for {
-		err := box.DeletePTY(ctx, name)
+		err := remove(ctx)
 		var remote *daytona.Error
 		if err == nil || errors.As(err, &remote) && remote.NotFound() {
 			return nil
@@ -573,6 +610,7 @@ func (s *consoleSet) abandon() {
 	defer s.mu.Unlock()
 	s.closed = true
 	for _, c := range s.open {
+		c.foreign.Store(true)
 		c.hang(errHungUp)
 	}
 	s.open = nil

@@ -576,6 +576,30 @@ func TestTerminalsEndWithTheirLease(t *testing.T) {
 	}
 }
 
+// A lease whose sandbox turns out to be another's does nothing to it, and nor does whoever closes what was open there.
+func TestL3TerminalsOfAForeignSandbox(t *testing.T) {
+	leavesNoGoroutine(t)
+	r := newRig(t, Config{}, emulator.Options{Shell: "sh"})
+	l := r.acquired(t)
+	term, ch := openTerminal(t, l, TerminalOptions{Args: []string{"cat"}}), openChannel(t, l, ChannelOptions{Args: []string{"cat"}})
+	r.server.ResetRequests()
+	r.server.SetFaults(emulator.Fault{Path: "/api/sandbox/*", Action: emulator.MergeReply, Body: `{"name":"other"}`, Count: -1})
+	_, err := r.Release(t.Context(), l.Ref(), ReleaseOptions{})
+	wantError(t, err, KindNotOwned)
+	for _, c := range []interface {
+		Wait(context.Context) (Exit, error)
+		Close() error
+	}{term, ch} {
+		_, err := c.Wait(t.Context())
+		wantError(t, err, KindClosed)
+		if err := c.Close(); err != nil {
+			t.Errorf("Close() = %v", err)
+		}
+	}
+	drained(t, l)
+	r.wantNothingDone(t)
+}
+
 func hasActivity(report IdleReport, kind ActivityKind) bool {
 	for _, a := range report.Active {
 		if a.Kind == kind {

@@ -25,14 +25,16 @@ import (
 type ptyBox struct {
 	http.Handler // for everything else
 
-	create   func(r *http.Request)                                       // before a terminal is created; nil: nothing
-	remove   func(w http.ResponseWriter, r *http.Request) (refused bool) // likewise before one is removed
+	create   func(r *http.Request)                                       // before the creation of a terminal is answered; nil: nothing
+	describe func(w http.ResponseWriter, r *http.Request) (refused bool) // before a terminal is described; nil: nothing
+	remove   func(w http.ResponseWriter, r *http.Request) (refused bool) // and before one is removed
 	terminal func(conn *ptyBoxConn)
 
 	over context.Context // ends with the test
 
 	mu      sync.Mutex
 	marks   map[string]string // by name, of those there are
+	envs    map[string]map[string]string
 	removed []string
 }
 
@@ -78,18 +80,37 @@ func (b *ptyBox) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	mux := http.NewServeMux()
 	mux.Handle("/", b.Handler)
 	mux.HandleFunc("POST /process/pty", func(w http.ResponseWriter, r *http.Request) {
-		if b.create != nil {
-			b.create(r)
-		}
 		var request struct {
 			ID   string
 			Envs map[string]string
 		}
 		_ = json.NewDecoder(r.Body).Decode(&request)
 		b.mu.Lock()
-		defer b.mu.Unlock()
-		b.marks[request.ID] = script.CarriedMark(request.Envs)
+		_, taken := b.marks[request.ID]
+		if !taken {
+			b.marks[request.ID], b.envs[request.ID] = script.CarriedMark(request.Envs), request.Envs
+		}
+		b.mu.Unlock()
+		if b.create != nil {
+			b.create(r)
+		}
+		if taken {
+			answerJSON(w, http.StatusConflict, map[string]string{"error": "PTY session with ID '" + request.ID + "' already exists"})
+			return
+		}
 		answerJSON(w, http.StatusCreated, map[string]string{"sessionId": request.ID})
+	})
+	mux.HandleFunc("GET /process/pty/{id}", func(w http.ResponseWriter, r *http.Request) {
+		if b.describe != nil && b.describe(w, r) {
+			return
+		}
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if _, there := b.marks[r.PathValue("id")]; !there {
+			answerJSON(w, http.StatusNotFound, map[string]string{"error": "PTY session not found"})
+			return
+		}
+		answerJSON(w, http.StatusOK, map[string]any{"id": r.PathValue("id"), "envs": b.envs[r.PathValue("id")]})
 	})
 	mux.HandleFunc("DELETE /process/pty/{id}", func(w http.ResponseWriter, r *http.Request) {
 		if b.remove != nil && b.remove(w, r) {
@@ -121,7 +142,7 @@ func inPTYBox(t *testing.T, b *ptyBox, f func(t *testing.T, r *bubbleRig)) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
 		box := newBubbleBox(dir)
-		b.Handler, b.marks = box, make(map[string]string)
+		b.Handler, b.marks, b.envs = box, make(map[string]string), make(map[string]map[string]string)
 		r := newBubbleRigOn(t, box, b)
 		over, end := context.WithCancel(context.Background())
 		defer end()
@@ -347,6 +368,58 @@ func TestTerminalOfALostOpening(t *testing.T) {
 				}
 				if counted() || len(b.marks) > 0 {
 					t.Errorf("active: %+v, left: %v, want no terminal", r.Idle().Active, b.marks)
+				}
+			})
+		})
+	}
+}
+
+// A terminal that another host has opened under the same id is never removed, whatever becomes of the question whose it is.
+func TestTerminalOfAnotherHost(t *testing.T) {
+	const name = "leasehold-terminal-x"
+	hang := func(r *http.Request) { <-r.Context().Done() }
+	refuse := func(times int, status int, body any) func(http.ResponseWriter, *http.Request) bool {
+		var asked atomic.Int64
+		return func(w http.ResponseWriter, _ *http.Request) bool {
+			if asked.Add(1) > int64(times) {
+				return false
+			}
+			answerJSON(w, status, body)
+			return true
+		}
+	}
+	for about, tc := range map[string]struct {
+		create   func(*http.Request)
+		describe func(http.ResponseWriter, *http.Request) bool
+		want     Kind
+		counted  bool // as one that may be left
+	}{
+		"its mark is another":   {want: KindConflict},
+		"no answer":             {create: hang, want: KindCanceled},
+		"asked again":           {describe: refuse(1, 502, nil), want: KindUnavailable},
+		"not answered any more": {describe: refuse(1000, 502, nil), want: KindUnavailable, counted: true},
+		"asked until the end":   {describe: func(_ http.ResponseWriter, r *http.Request) bool { hang(r); return true }, want: KindCanceled, counted: true},
+		"gone by then":          {describe: refuse(1000, 404, map[string]string{"error": "PTY session not found"}), want: KindConflict},
+	} {
+		t.Run(about, func(t *testing.T) {
+			b := &ptyBox{create: tc.create, describe: tc.describe}
+			inPTYBox(t, b, func(t *testing.T, r *bubbleRig) {
+				b.marks[name] = "theirs"
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if tc.want == KindCanceled {
+					time.AfterFunc(time.Second, cancel)
+				}
+				_, err := r.lease.OpenTerminal(ctx, TerminalOptions{ID: "x"})
+				wantError(t, err, tc.want)
+				drained(t, r.lease)
+				if left := hasActivity(r.Idle(), ActivityTerminal); left != tc.counted {
+					t.Errorf("active: %+v, want a terminal: %v", r.Idle().Active, tc.counted)
+				}
+				b.mu.Lock()
+				defer b.mu.Unlock()
+				if len(b.removed) > 0 {
+					t.Errorf("removed %v, want nothing", b.removed)
 				}
 			})
 		})
