@@ -109,6 +109,7 @@ func (l *Lease) AttachTerminal(ctx context.Context, id string) (_ *Terminal, err
 	defer opened()
 	err = c.opening(ctx, func(ctx context.Context) error {
 		env, err := c.box.DescribePTY(ctx, name)
+		c.dispatched(err)
 		if err != nil {
 			return err
 		}

@@ -70,6 +70,7 @@ type console struct {
 	foreign atomic.Bool // somebody else's, or left to somebody else: not to be removed
 
 	closing   sync.Mutex // held while the terminal is opened, and while it is removed from the sandbox
+	sent      Dispatch   // of the request that makes the terminal, or finds it
 	doubtful  bool       // whether the terminal of this name is this one has yet to be read
 	removed   bool
 	receiving bool
@@ -99,20 +100,22 @@ func (l *Lease) newConsole(kind ActivityKind, op, name, mark string, prepare fun
 		return nil, nil, err
 	}
 	c := &console{
-		l: l, kind: kind, op: op, name: name, mark: mark, held: held, exit: Exit{State: ExitUnknown, Code: -1},
+		l: l, kind: kind, op: op, name: name, mark: mark, held: held, exit: Exit{State: ExitUnknown, Code: -1}, sent: DispatchedNo,
 		started: make(chan struct{}), finished: make(chan struct{}), settled: make(chan struct{}),
 	}
 	c.life, c.hang = context.WithCancelCause(l.p.work)
 	prepare(c)
+	var refused *Error
 	if !l.p.admitStream() {
-		err = c.fail(KindClosed, errProviderClosed.Error())
-	} else if err = l.consoles.add(c); err != nil {
+		refused = c.fail(KindClosed, errProviderClosed.Error())
+	} else if refused = l.consoles.add(c); refused != nil {
 		l.p.streams.Done()
 	}
-	if err != nil {
-		c.hang(err)
+	if refused != nil {
+		refused.Dispatched = DispatchedNo
+		c.hang(refused)
 		held.end()
-		return nil, nil, err
+		return nil, nil, refused
 	}
 	return c, l.p.streams.Done, nil
 }
@@ -178,16 +181,23 @@ func (c *console) opening(ctx context.Context, f func(context.Context) error) er
 		err = c.fail(KindTimeout, "it did not begin within the CallTimeout")
 	}
 	e := c.l.observe(c.op, err).(*Error)
-	if e.Op = c.op; e.Dispatched == "" || c.conn != nil {
-		e.Dispatched = DispatchedYes
-	}
+	e.Op, e.Dispatched = c.op, c.sent
 	return e
+}
+
+// dispatched notes what became of the request that makes the terminal, or finds it.
+func (c *console) dispatched(err error) {
+	c.sent = DispatchedYes
+	if e := failed(c.op, err); e != nil {
+		c.sent = e.Dispatched
+	}
 }
 
 // create makes the terminal, once whatever happens to the request.
 func (c *console) create(ctx context.Context, env map[string]string) error {
 	c.doubtful = true
 	err := createPTY(ctx, c.box, c.name, env)
+	c.dispatched(err)
 	if !taken(err) {
 		c.doubtful = err != nil
 		return err
@@ -224,7 +234,11 @@ func createPTY(ctx context.Context, box *daytona.Toolbox, name string, env map[s
 	err := box.CreatePTY(ctx, request)
 	var remote *daytona.Error
 	if errors.As(err, &remote) && ctx.Err() == nil && unanswered(remote) {
-		err = box.CreatePTY(ctx, request)
+		again := box.CreatePTY(ctx, request)
+		var second *daytona.Error
+		if !errors.As(again, &second) || second.Dispatch != daytona.DispatchNo { // else the first says more
+			return again
+		}
 	}
 	return err
 }
@@ -555,7 +569,7 @@ type consoleSet struct {
 	open   map[string]*console
 }
 
-func (s *consoleSet) add(c *console) error {
+func (s *consoleSet) add(c *console) *Error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.hooked && !s.closed {
@@ -565,9 +579,7 @@ func (s *consoleSet) add(c *console) error {
 		return c.fail(KindClosed, errGivenBack.Error())
 	}
 	if s.open[c.name] != nil {
-		e := c.fail(KindConflict, "there is one of this id")
-		e.Dispatched = DispatchedNo
-		return e
+		return c.fail(KindConflict, "there is one of this id")
 	}
 	if s.open == nil {
 		s.open = make(map[string]*console)
@@ -638,12 +650,11 @@ func (l *Lease) closeConsole(ctx context.Context, kind ActivityKind, op, id stri
 	if err == nil {
 		err = removePTY(ctx, l, box, op, name)
 	}
-	if err != nil && context.Cause(ctx) == errProviderClosed {
-		err = errProviderClosed
-	}
 	if err != nil && !errors.Is(err, ErrNotRunning) && !errors.Is(err, ErrGone) { // no terminal outlives its sandbox's run
 		e := failed(op, err)
-		e.Op = op
+		if e.Op = op; context.Cause(ctx) == errProviderClosed {
+			e.Kind, e.Retryable, e.Message = KindClosed, false, errProviderClosed.Error()
+		}
 		return e
 	}
 	held.ended(name)

@@ -18,6 +18,7 @@ import (
 
 	"github.com/coder/websocket"
 
+	"github.com/leasehold-go/leasehold/internal/emulator"
 	"github.com/leasehold-go/leasehold/internal/script"
 )
 
@@ -225,18 +226,21 @@ func TestTerminalThatIsLeftAlone(t *testing.T) {
 	}
 }
 
-// However far an opening comes, it ends with the time of a call, or with its context, and the terminal is removed.
+// However far an opening comes, it ends with the time of a call, or with its context, says whether the terminal was asked
+// for, and removes it.
 func TestTerminalThatIsNotOpened(t *testing.T) {
 	hang := func(r *http.Request) { <-r.Context().Done() }
 	for name, tc := range map[string]struct {
 		create   func(r *http.Request)
 		terminal func(c *ptyBoxConn)
 	}{
-		"no answer":    {create: hang},
-		"no upgrade":   {terminal: (*ptyBoxConn).stare},
-		"no word":      {terminal: func(c *ptyBoxConn) { c.connected(); c.drain() }},
-		"only noise":   {terminal: func(c *ptyBoxConn) { c.connected(); c.send([]byte("Welcome!\r\n$ ")); c.drain() }},
-		"no such word": {terminal: func(c *ptyBoxConn) { c.connected(); c.say("begun"); c.drain() }},
+		"no sandbox":    {},
+		"no answer":     {create: hang},
+		"no connection": {create: func(*http.Request) { panic(http.ErrAbortHandler) }}, // for the second request
+		"no upgrade":    {terminal: (*ptyBoxConn).stare},
+		"no word":       {terminal: func(c *ptyBoxConn) { c.connected(); c.drain() }},
+		"only noise":    {terminal: func(c *ptyBoxConn) { c.connected(); c.send([]byte("Welcome!\r\n$ ")); c.drain() }},
+		"no such word":  {terminal: func(c *ptyBoxConn) { c.connected(); c.say("begun"); c.drain() }},
 		"endless noise": {terminal: func(c *ptyBoxConn) {
 			c.connected()
 			for range 2 * maxTerminalNoise / 4096 {
@@ -248,28 +252,45 @@ func TestTerminalThatIsNotOpened(t *testing.T) {
 		for _, leave := range []bool{false, true} {
 			t.Run(name, func(t *testing.T) {
 				want, took := KindTimeout, 30*time.Second
+				sent := map[string]Dispatch{"no sandbox": DispatchedNo, "no answer": DispatchedUnknown, "no connection": DispatchedUnknown}[name]
+				if sent == "" {
+					sent = DispatchedYes
+				}
 				switch {
 				case name == "no such word", name == "endless noise":
 					want, took = KindProtocol, 0
+				case name == "no connection":
+					want, took = KindUnavailable, 0
 				case leave:
 					want, took = KindCanceled, time.Second
 				}
 				b := &ptyBox{create: tc.create, terminal: tc.terminal}
 				inPTYBox(t, b, func(t *testing.T, r *bubbleRig) {
+					if name == "no sandbox" {
+						r.lease.box = nil
+						r.server.SetFaults(emulator.Fault{Path: "/api/sandbox/*", Action: emulator.SilentSocket, Count: -1})
+					}
+					if name == "no connection" {
+						var asked atomic.Int64
+						r.host.refuse = func(q *http.Request) bool { return q.Method == http.MethodPost && asked.Add(1) > 1 }
+					}
 					ctx, cancel := context.WithCancelCause(t.Context())
 					if leave {
 						time.AfterFunc(time.Second, func() { cancel(errors.New("the user left")) })
 					}
 					began := time.Now()
 					_, err := r.lease.OpenTerminal(ctx, TerminalOptions{ID: "x"})
-					wantError(t, err, want)
+					if e := wantError(t, err, want); e.Dispatched != sent {
+						t.Errorf("dispatched %q, want %q", e.Dispatched, sent)
+					}
+					r.server.SetFaults()
 					if took != time.Since(began) {
 						t.Errorf("it took %v, want %v", time.Since(began), took)
 					}
 					drained(t, r.lease)
 					b.mu.Lock()
 					defer b.mu.Unlock()
-					if len(b.removed) == 0 || len(b.marks) > 0 {
+					if (len(b.removed) == 0) != (sent == DispatchedNo) || len(b.marks) > 0 {
 						t.Errorf("removed %v, left %v", b.removed, b.marks)
 					}
 					cancel(nil)
@@ -424,4 +445,24 @@ func TestTerminalOfAnotherHost(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A removal that the end of the provider cut short may have arrived.
+func TestTerminalIsClosedWithTheProvider(t *testing.T) {
+	var reached chan struct{}
+	b := &ptyBox{remove: func(_ http.ResponseWriter, r *http.Request) bool {
+		close(reached)
+		<-r.Context().Done()
+		panic(http.ErrAbortHandler)
+	}}
+	inPTYBox(t, b, func(t *testing.T, r *bubbleRig) {
+		reached = make(chan struct{})
+		go func() {
+			<-reached
+			_ = r.Close(t.Context())
+		}()
+		if e := wantError(t, r.lease.CloseTerminal(t.Context(), "x"), KindClosed); e.Dispatched != DispatchedUnknown || e.Retryable {
+			t.Errorf("%+v, want one that may have been dispatched", e)
+		}
+	})
 }
