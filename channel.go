@@ -128,7 +128,7 @@ func (ch *Channel) Wait(ctx context.Context) (Exit, error) { return ch.c.wait(ct
 // take within a moment.
 func (ch *Channel) Close() error {
 	ch.c.in.drop(ch.c.closed("read"))
-	err := ch.c.close(context.Background())
+	err := ch.c.close(context.Background(), "close")
 	ch.events.giveUp()
 	return err
 }

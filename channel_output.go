@@ -81,7 +81,7 @@ func (e *channelEvents) fail(err error) {
 	e.mu.Lock()
 	e.failure = err
 	if e.whole() {
-		e.c.settle(exited(e.code), e.writerFailed())
+		e.c.settle(exited(e.code), e.reason("wait", errStderr))
 	}
 	e.mu.Unlock()
 	e.c.hang(errStderr)
@@ -100,7 +100,7 @@ func (e *channelEvents) giveUp() {
 	defer e.mu.Unlock()
 	if e.whole() {
 		lost := e.c.fail(KindClosed, "it was closed before the writer of standard error had everything")
-		lost.Dispatched = DispatchedYes
+		lost.Op, lost.Dispatched = "wait", DispatchedYes
 		e.c.settle(exited(e.code), lost)
 		e.stderr.drop(lost)
 	}
@@ -110,10 +110,12 @@ func (e *channelEvents) giveUp() {
 // is called with the lock held.
 func (e *channelEvents) whole() bool { return e.exited && e.ended[stream.Stderr] }
 
-// writerFailed is called with the lock held.
-func (e *channelEvents) writerFailed() *Error {
-	reason := e.c.fail(KindIO, errStderr.Error()+", and the channel was closed")
-	reason.Dispatched, reason.cause = DispatchedYes, e.failure
+// reason is err, which ended the connection, as the call op returns it. It is called with the lock held.
+func (e *channelEvents) reason(op string, err error) *Error {
+	reason := e.c.reason(op, err)
+	if e.failure != nil {
+		reason.Kind, reason.Message, reason.cause = KindIO, errStderr.Error()+", and the channel was closed", e.failure
+	}
 	return reason
 }
 
@@ -239,21 +241,19 @@ func (e *channelEvents) Said(word, arg string) error {
 // over implements consoleEvents.
 func (e *channelEvents) over(err error) bool {
 	e.mu.Lock()
-	exit, reason, left := e.c.unheard(err), e.c.reason(err), e.whole()
+	exit, lost := e.c.unheard(err), e.reason("wait", err)
 	if e.exited {
 		exit = exited(e.code)
 	}
-	if e.failure != nil {
-		reason, left = e.writerFailed(), false
+	if !e.whole() || e.failure != nil { // else the exit is noted once the writer has had everything
+		e.c.settle(exit, lost)
 	}
+	reason := e.reason("read", err)
 	e.mu.Unlock()
 	e.c.in.end(reason)
 	e.input.refuse()
 	if e.stderr != nil {
 		e.stderr.end(reason)
-	}
-	if !left {
-		e.c.settle(exit, reason)
 	}
 	return true
 }

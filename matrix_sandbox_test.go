@@ -400,8 +400,9 @@ func piped(ctx context.Context, s *stage) outcome {
 
 // opened is a terminal or a channel.
 type opened interface {
-	io.Closer
+	io.WriteCloser
 	ID() string
+	Wait(context.Context) (Exit, error)
 }
 
 // consoleBegun opens something that tells its process, and has do go on with it.

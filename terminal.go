@@ -41,8 +41,9 @@ type TerminalOptions struct {
 // Terminal is a program that runs interactively on a pseudo-terminal of a sandbox: Read returns what it prints, Write types.
 // Its methods are safe for concurrent use. It must be closed, unless the lease is given back.
 //
-// The connection is looked after: a peer that does not answer a ping within 15 seconds is given up. What ends it, ends the
-// Terminal, and not the program: [Lease.AttachTerminal] connects again.
+// The connection is looked after: a peer that does not answer a ping within 15 seconds is given up. While a Write waits, as it
+// does for a program that does not read, no ping can be sent, and a peer that is gone is noticed when TCP gives it up. What ends
+// the connection, ends the Terminal, and not the program: [Lease.AttachTerminal] connects again.
 type Terminal struct {
 	id string
 	c  *console
@@ -120,6 +121,9 @@ func (l *Lease) AttachTerminal(ctx context.Context, id string) (_ *Terminal, err
 		return c.connect(terminalEvents{c})
 	})
 	if err != nil {
+		if errors.Is(err, ErrNotFound) {
+			c.gone = true
+		}
 		c.leave()
 		return nil, err
 	}
@@ -189,7 +193,7 @@ func (t *Terminal) Wait(ctx context.Context) (Exit, error) { return t.c.wait(ctx
 // not, it may be called again. What was not read is lost.
 func (t *Terminal) Close() error {
 	t.c.in.drop(t.c.closed("read"))
-	return t.c.close(context.Background())
+	return t.c.close(context.Background(), "close")
 }
 
 func terminalInflow(c *console) { c.in = newInflow(c.life, maxUnread, nil) }
@@ -231,9 +235,8 @@ func (t terminalEvents) over(err error) bool {
 	if t.c.heard {
 		return true
 	}
-	reason := t.c.reason(err)
-	t.c.settle(t.c.unheard(err), reason)
-	t.c.in.end(reason)
+	t.c.settle(t.c.unheard(err), t.c.reason("wait", err))
+	t.c.in.end(t.c.reason("read", err))
 	return false
 }
 

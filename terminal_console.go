@@ -140,7 +140,7 @@ func (c *console) open(ctx context.Context, env map[string]string, to consoleEve
 		return c.refused
 	})
 	if err != nil {
-		remove := func() { _ = c.close(context.WithoutCancel(ctx)) }
+		remove := func() { _ = c.close(context.WithoutCancel(ctx), c.op) }
 		if ctx.Err() != nil {
 			c.l.p.streams.Go(remove)
 		} else {
@@ -254,10 +254,13 @@ func (c *console) connect(to consoleEvents) error {
 	conn, err := c.box.ConnectPTY(c.life, c.name)
 	if err != nil {
 		var remote *daytona.Error
-		if errors.As(err, &remote) && remote.Reason == daytona.ReasonEnded && remote.Structured { // in the daemon's words
-			return c.fail(KindRefused, "its shell ended at once")
+		switch {
+		case !errors.As(err, &remote) || remote.Reason != daytona.ReasonEnded || !remote.Structured: // in the daemon's words
+			return err
+		case c.begun:
+			return c.fail(KindNotFound, "it has ended")
 		}
-		return err
+		return c.fail(KindRefused, "its shell ended at once")
 	}
 	c.conn = conn
 	t := script.Terminal{Mark: c.mark}
@@ -275,7 +278,7 @@ func (c *console) connect(to consoleEvents) error {
 		over := to.over(err)
 		close(c.finished)
 		if over {
-			_ = c.close(context.Background())
+			_ = c.close(context.Background(), "close")
 		}
 	})
 	return nil
@@ -305,7 +308,7 @@ func (c *console) unbegun(err error) error {
 	if err == io.EOF {
 		return c.fail(KindRefused, "its shell ended at once")
 	}
-	return c.reason(err)
+	return c.reason(c.op, err)
 }
 
 // begin notes that the command has taken over, or why it will not.
@@ -337,7 +340,7 @@ func (c *console) said(word, arg string) error {
 }
 
 // ping looks after the connection until it ends. While it is not read, because nobody takes what came, no answer can be
-// expected.
+// expected, and a terminal's program that does not read may keep a write, and with it every ping, from being sent.
 func (c *console) ping() {
 	for sleep(c.life, pingTime) == nil {
 		if c.in.pause()%2 == 1 {
@@ -345,8 +348,11 @@ func (c *console) ping() {
 		}
 		answered := make(chan struct{})
 		go func() {
-			defer close(answered)
-			_ = c.conn.Ping(c.life) // which ends with the connection
+			err := c.conn.Ping(c.life) // which ends with the connection, or after a while if it cannot be sent
+			for c.kind == ActivityChannel && errors.Is(err, context.DeadlineExceeded) {
+				err = c.conn.Ping(c.life)
+			}
+			close(answered)
 		}()
 		for waiting := true; waiting; {
 			before := c.in.pause()
@@ -377,8 +383,8 @@ func (c *console) settle(exit Exit, lost error) {
 	}
 }
 
-// reason is err, which ended the connection, as the public calls return it.
-func (c *console) reason(err error) *Error {
+// reason is err, which ended the connection, as the call op returns it.
+func (c *console) reason(op string, err error) *Error {
 	var remote *daytona.Error
 	var e *Error
 	switch cause := context.Cause(c.life); {
@@ -395,9 +401,9 @@ func (c *console) reason(err error) *Error {
 	case err == io.EOF || err == errVanished:
 		e = c.fail(KindUncertain, errVanished.Error())
 	default:
-		e = c.l.observe(c.op, err).(*Error)
+		e = c.l.observe(op, err).(*Error)
 	}
-	e.Op, e.Sandbox, e.Dispatched, e.Retryable = c.op, c.l.ref.Sandbox, DispatchedYes, false
+	e.Op, e.Sandbox, e.Dispatched, e.Retryable = op, c.l.ref.Sandbox, DispatchedYes, false
 	return e
 }
 
@@ -424,8 +430,8 @@ func (c *console) wait(ctx context.Context) (Exit, error) {
 	case <-c.settled:
 		return c.exit, c.lost
 	case <-ctx.Done():
-		e := failed(c.op, ctxError(ctx))
-		e.Op, e.Sandbox, e.Dispatched = "wait", c.l.ref.Sandbox, DispatchedYes
+		e := failed("wait", ctxError(ctx))
+		e.Sandbox, e.Dispatched = c.l.ref.Sandbox, DispatchedYes
 		return Exit{State: ExitUnknown, Code: -1}, e
 	}
 }
@@ -460,15 +466,13 @@ func (c *console) write(op string, p []byte) (int, error) {
 	if over := c.over(op); over != nil {
 		return n, over
 	}
-	e := c.reason(err)
-	e.Op = op
-	return n, e
+	return n, c.reason(op, err)
 }
 
-// hangUp sends a last word after which the script ends, and ends the connection if it does not.
+// hangUp sends a last word after which the script ends, and ends the connection if it does not, or does not read it.
 func (c *console) hangUp(word string) {
-	_, _ = io.WriteString(c.conn, word)
 	time.AfterFunc(hangUpTime, func() { c.conn.Close() })
+	_, _ = io.WriteString(c.conn, word)
 }
 
 // leave ends the connection and forgets the terminal, which lives on.
@@ -479,11 +483,15 @@ func (c *console) leave() {
 	defer c.closing.Unlock()
 	c.stopReceiving()
 	c.foreign.Store(true)
-	if c.box == nil { // it was not even looked for
+	switch {
+	case c.box == nil: // it was not even looked for
 		c.held.end()
-		return
+	case c.gone:
+		c.held.ended(c.name)
+		c.held.end()
+	default:
+		c.held.leave(c.name)
 	}
-	c.held.leave(c.name)
 }
 
 // stopReceiving returns when nothing is received any more.
@@ -495,7 +503,7 @@ func (c *console) stopReceiving() {
 }
 
 // close ends the connection and the terminal. It may be called again: it does what an earlier call could not.
-func (c *console) close(ctx context.Context) error {
+func (c *console) close(ctx context.Context, op string) error {
 	c.l.consoles.remove(c)
 	if c.farewell != nil {
 		c.farewell()
@@ -505,7 +513,7 @@ func (c *console) close(ctx context.Context) error {
 	defer c.closing.Unlock()
 	c.stopReceiving()
 	if c.box != nil && !c.gone && !c.removed && !c.foreign.Load() {
-		if err := c.remove(ctx); err != nil {
+		if err := c.remove(ctx, op); err != nil {
 			c.held.leave(c.name)
 			return err
 		}
@@ -519,8 +527,8 @@ func (c *console) close(ctx context.Context) error {
 }
 
 // remove removes the terminal from the sandbox, but no other one of its name.
-func (c *console) remove(ctx context.Context) error {
-	return removing(ctx, c.l, c.op, func(ctx context.Context) error {
+func (c *console) remove(ctx context.Context, op string) error {
+	return removing(ctx, c.l, op, func(ctx context.Context) error {
 		if c.doubtful {
 			if err := c.identify(ctx); err != nil || c.gone || c.foreign.Load() {
 				return err
@@ -611,7 +619,7 @@ func (s *consoleSet) close(ctx context.Context) {
 	s.mu.Unlock()
 	var wg sync.WaitGroup
 	for _, c := range open {
-		wg.Go(func() { _ = c.close(ctx) })
+		wg.Go(func() { _ = c.close(ctx, "close") })
 	}
 	wg.Wait()
 }
@@ -637,7 +645,7 @@ func (l *Lease) closeConsole(ctx context.Context, kind ActivityKind, op, id stri
 	}
 	name, _ := consoleName(kind, id)
 	if c := l.consoles.find(name); c != nil {
-		return c.close(ctx)
+		return c.close(ctx, op)
 	}
 	held, err := l.hold(kind, op)
 	if err != nil {

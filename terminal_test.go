@@ -337,6 +337,9 @@ func TestTerminalRefusesBadInput(t *testing.T) {
 	wantError(t, err, KindNotFound)
 	_, err = l.AttachTerminal(t.Context(), "nowhere")
 	wantError(t, err, KindNotFound)
+	if hasActivity(r.Idle(), ActivityTerminal) {
+		t.Errorf("active: %+v, want no terminal", r.Idle().Active)
+	}
 	for _, err := range []error{l.CloseTerminal(t.Context(), "nowhere"), l.CloseChannel(t.Context(), "nowhere")} {
 		if err != nil {
 			t.Errorf("closing what is not there: %v", err)
@@ -454,8 +457,9 @@ func TestTerminalConnections(t *testing.T) {
 			r.server.SetFaults(tc.fault)
 			term := openTerminal(t, l, TerminalOptions{Args: program})
 			_, err := io.Copy(io.Discard, term)
-			wantError(t, err, tc.kind)
+			wantOp(t, wantError(t, err, tc.kind), "read")
 			exit, err := term.Wait(t.Context())
+			wantOp(t, wantError(t, err, tc.kind), "wait")
 			if e := wantError(t, err, tc.kind); exit != (Exit{State: tc.state, Code: -1}) || e.Dispatched != DispatchedYes {
 				t.Errorf("Wait() = %+v, %+v, want %q", exit, e, tc.state)
 			}
@@ -466,11 +470,13 @@ func TestTerminalConnections(t *testing.T) {
 			r.server.SetFaults(tc.fault)
 			ch := openChannel(t, l, ChannelOptions{Args: program, Stderr: io.Discard})
 			n, err := io.Copy(io.Discard, ch)
-			if wantError(t, err, tc.kind); n >= 200_000 {
+			wantOp(t, wantError(t, err, tc.kind), "read")
+			if n >= 200_000 {
 				t.Errorf("%d bytes came, want fewer than 200000", n)
 			}
 			exit, err = ch.Wait(t.Context())
-			if wantError(t, err, tc.kind); exit != (Exit{State: tc.state, Code: -1}) {
+			wantOp(t, wantError(t, err, tc.kind), "wait")
+			if exit != (Exit{State: tc.state, Code: -1}) {
 				t.Errorf("Wait() = %+v, want %q", exit, tc.state)
 			}
 			_, err = ch.Write([]byte("x"))
@@ -499,6 +505,13 @@ func TestTerminalConnections(t *testing.T) {
 	}
 	drained(t, l)
 	wantNoTerminals(t, r, l)
+}
+
+func wantOp(t *testing.T, e *Error, op string) {
+	t.Helper()
+	if e.Op != op {
+		t.Errorf("%v is of %q, want %q", e, e.Op, op)
+	}
 }
 
 // Lost and repeated requests neither leave a terminal behind nor open two.
@@ -586,10 +599,7 @@ func TestL3TerminalsOfAForeignSandbox(t *testing.T) {
 	r.server.SetFaults(emulator.Fault{Path: "/api/sandbox/*", Action: emulator.MergeReply, Body: `{"name":"other"}`, Count: -1})
 	_, err := r.Release(t.Context(), l.Ref(), ReleaseOptions{})
 	wantError(t, err, KindNotOwned)
-	for _, c := range []interface {
-		Wait(context.Context) (Exit, error)
-		Close() error
-	}{term, ch} {
+	for _, c := range []opened{term, ch} {
 		_, err := c.Wait(t.Context())
 		wantError(t, err, KindClosed)
 		if err := c.Close(); err != nil {

@@ -177,6 +177,45 @@ func TestTerminalWithADeadPeer(t *testing.T) {
 	})
 }
 
+// A ping that a write keeps from being sent is not answered. A terminal's program may be what keeps it, a channel's is not.
+func TestAWriteIsInThePingsWay(t *testing.T) {
+	b := &ptyBox{terminal: func(c *ptyBoxConn) {
+		c.started()
+		c.stare()
+	}}
+	for name, tc := range map[string]struct {
+		open func(context.Context, *Lease) (opened, error)
+		want Kind
+		took time.Duration
+	}{
+		"terminal": {func(ctx context.Context, l *Lease) (opened, error) { return l.OpenTerminal(ctx, TerminalOptions{}) }, KindTimeout, time.Hour},
+		"channel": {func(ctx context.Context, l *Lease) (opened, error) {
+			return l.OpenChannel(ctx, ChannelOptions{Args: []string{"cat"}})
+		}, KindUnavailable, 2 * pingTime},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inPTYBox(t, b, func(t *testing.T, r *bubbleRig) {
+				c, err := tc.open(t.Context(), r.lease)
+				if err != nil {
+					t.Fatal(err)
+				}
+				go func() { _, _ = c.Write(make([]byte, 1<<20)) }()
+				began := time.Now()
+				ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+				defer cancel()
+				_, err = c.Wait(ctx)
+				wantError(t, err, tc.want)
+				if took := time.Since(began); took != tc.took {
+					t.Errorf("it ended after %v, want %v", took, tc.took)
+				}
+				if err := c.Close(); err != nil {
+					t.Error(err)
+				}
+			})
+		})
+	}
+}
+
 // A quiet terminal stays, and so does one that nobody reads, of which no answer can be expected.
 func TestTerminalThatIsLeftAlone(t *testing.T) {
 	const much = 3 * maxUnread
@@ -377,7 +416,7 @@ func TestTerminalOfALostOpening(t *testing.T) {
 				counted := func() bool {
 					return slices.ContainsFunc(r.Idle().Active, func(a Activity) bool { return a.Kind == ActivityTerminal && a.Unwatched })
 				}
-				wantError(t, r.lease.CloseTerminal(t.Context(), "lost"), KindUnavailable)
+				wantOp(t, wantError(t, r.lease.CloseTerminal(t.Context(), "lost"), KindUnavailable), "close terminal")
 				if !counted() {
 					t.Errorf("active: %+v, want an unwatched terminal", r.Idle().Active)
 				}
@@ -393,6 +432,32 @@ func TestTerminalOfALostOpening(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A terminal that has ended by the time it is connected to is not found, and counts no longer.
+func TestTerminalThatEndsWhileItIsFound(t *testing.T) {
+	b := new(ptyBox)
+	b.terminal = func(c *ptyBoxConn) { c.started(); c.drain() }
+	inPTYBox(t, b, func(t *testing.T, r *bubbleRig) {
+		term, err := r.lease.OpenTerminal(t.Context(), TerminalOptions{ID: "x"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		term.c.leave() // as if this host had died
+		if !hasActivity(r.Idle(), ActivityTerminal) {
+			t.Errorf("active: %+v, want a terminal", r.Idle().Active)
+		}
+		b.terminal = func(c *ptyBoxConn) {
+			_ = c.Write(c.ctx, websocket.MessageText, []byte(`{"type":"control","status":"error","error":"PTY session not found"}`))
+		}
+		_, err = r.lease.AttachTerminal(t.Context(), "x")
+		if e := wantError(t, err, KindNotFound); e.Dispatched != DispatchedYes {
+			t.Errorf("dispatched %q, want yes", e.Dispatched)
+		}
+		if hasActivity(r.Idle(), ActivityTerminal) {
+			t.Errorf("active: %+v, want no terminal", r.Idle().Active)
+		}
+	})
 }
 
 // A terminal that another host has opened under the same id is never removed, whatever becomes of the question whose it is.
