@@ -33,7 +33,7 @@ type signedSecret struct{ address, token string }
 //
 // It fails with [ErrInvalid] for a lifetime out of range, and with [ErrClosed] once the lease is being given back, before
 // anything is sent; with [ErrProtocol] if the address is not the port's; and with [ErrNotFound], [ErrAuth], [ErrRefused],
-// [ErrRateLimited], [ErrUnavailable], [ErrTimeout] or [ErrCanceled].
+// [ErrRateLimited], [ErrUnavailable], [ErrCanceled], or [ErrTimeout], after [Config.CallTimeout] at the latest.
 func (e *Endpoint) Sign(ctx context.Context, lifetime time.Duration) (_ *SignedURL, err error) {
 	const op = "endpoint sign"
 	if lifetime == 0 {
@@ -76,13 +76,20 @@ func (s *SignedURL) SecretURL() string { return s.secret.address }
 // ExpiresAt returns when it ends, by the host's clock.
 func (s *SignedURL) ExpiresAt() time.Time { return s.expires }
 
-// Revoke ends it early. It may be called again, after the lease was given back too, and of one that has ended.
+// Revoke ends it early. It may be called again, after the lease was given back too, and of one that has ended. It fails with
+// [ErrClosed] once the provider is closed, with [ErrTimeout] after [Config.CallTimeout], and as the provider refuses it.
 func (s *SignedURL) Revoke(ctx context.Context) error {
+	const op = "endpoint revoke"
 	l := s.e.l
+	if l.p.isClosed() {
+		return &Error{Op: op, Kind: KindClosed, Sandbox: l.ref.Sandbox, Dispatched: DispatchedNo, Message: errProviderClosed.Error()}
+	}
+	ctx, end := l.p.untilClosed(ctx)
+	defer end()
 	ctx, cancel := context.WithTimeout(ctx, l.p.cfg.CallTimeout)
 	defer cancel()
 	if err := l.client.ExpirePreview(ctx, l.ref.Sandbox, s.e.port, s.secret.token); err != nil {
-		e := failed("endpoint revoke", err)
+		e := failed(op, err)
 		e.Sandbox = l.ref.Sandbox
 		return e
 	}

@@ -16,6 +16,7 @@ import (
 
 func TestAWebSocketThroughAnEndpoint(t *testing.T) {
 	r := newRig(t, Config{}, emulator.Options{})
+	codes := make(chan websocket.StatusCode, 10)
 	port := service(t, func(w http.ResponseWriter, req *http.Request) {
 		if req.URL.Path != "/ws/echo" {
 			http.Error(w, "no", http.StatusTeapot)
@@ -30,6 +31,7 @@ func TestAWebSocketThroughAnEndpoint(t *testing.T) {
 		for {
 			kind, data, err := conn.Read(req.Context())
 			if err != nil {
+				codes <- websocket.CloseStatus(err)
 				return
 			}
 			switch string(data) {
@@ -83,6 +85,34 @@ func TestAWebSocketThroughAnEndpoint(t *testing.T) {
 	conn.Close()
 	if active(l) != 0 {
 		t.Errorf("%d activities are left, want 0", active(l))
+	}
+
+	// Closed on this side, and regularly, although a Read waits.
+	reading, err := e.DialWebSocket(t.Context(), "ws/echo", WebSocketOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	io.WriteString(reading, "x")
+	reads := make(chan error)
+	go func() {
+		_, err := reading.Read(got) // the echo
+		reads <- err
+		_, err = reading.Read(got)
+		reads <- err
+	}()
+	if err := <-reads; err != nil {
+		t.Error(err)
+	}
+	reading.Close()
+	if e := wantError(t, <-reads, KindClosed); e.Retryable {
+		t.Errorf("%+v is to be tried again", e)
+	}
+	_, err = reading.Read(got)
+	wantError(t, err, KindClosed)
+	_, err = reading.Write(got)
+	wantError(t, err, KindClosed)
+	if code := <-codes; code != websocket.StatusNormalClosure {
+		t.Errorf("the service was told %v, want a regular end", code)
 	}
 
 	text, err := e.DialWebSocket(t.Context(), "ws/echo", WebSocketOptions{Text: true})
@@ -154,4 +184,10 @@ func TestASignedURLNeedsNoHeader(t *testing.T) {
 	if f := wantError(t, err, KindProtocol); f.Phase != PhaseValidation {
 		t.Errorf("error = %+v, want phase validation", f)
 	}
+	if err := r.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.server.ResetRequests()
+	wantError(t, signed.Revoke(t.Context()), KindClosed)
+	r.wantRequests(t)
 }

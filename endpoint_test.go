@@ -507,7 +507,8 @@ func TestS1NothingShowsAToken(t *testing.T) {
 	trace := &httptrace.ClientTrace{WroteHeaderField: func(name string, values []string) {
 		traced = append(traced, name+": "+strings.Join(values, " "))
 	}}
-	req, err := http.NewRequestWithContext(httptrace.WithClientTrace(t.Context(), trace), http.MethodGet, e.URL().String(), nil)
+	ctx := httptrace.WithClientTrace(t.Context(), trace)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.URL().String(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -520,6 +521,14 @@ func TestS1NothingShowsAToken(t *testing.T) {
 		t.Errorf("traced %q, want the headers", traced)
 	}
 	wantNoSecret(t, e.token(), traced...)
+	traced = nil
+	if _, err := l.OpenSSH(ctx, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if len(traced) < 3 {
+		t.Errorf("traced %q, want the headers", traced)
+	}
+	wantNoSecret(t, r.server.APIKey(), traced...)
 
 	signed, err := e.Sign(t.Context(), time.Minute)
 	if err != nil {

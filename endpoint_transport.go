@@ -228,8 +228,8 @@ type WebSocketOptions struct {
 
 // WebSocket is an open WebSocket as a stream: each Write is one message, and Read reads on from one message to the next. A
 // message of the other type than was asked for ends it. Reads and writes may overlap; a deadline that passes ends it.
-// Read ends with io.EOF when the service closed it regularly (1000 or 1001), and with [ErrClosed] when the lease was given
-// back.
+// Read ends with io.EOF when the service closed it regularly (1000 or 1001), and with [ErrClosed] after Close and when the
+// lease was given back.
 type WebSocket struct {
 	net.Conn
 	subprotocol string
@@ -240,7 +240,9 @@ type WebSocket struct {
 func (w *WebSocket) Subprotocol() string { return w.subprotocol }
 
 // DialWebSocket opens a WebSocket to the service: path is relative to the endpoint, and may have a query. ctx bounds the
-// opening. The WebSocket must be closed, which waits up to five seconds for the service to agree.
+// opening. The WebSocket must be closed, which waits up to five seconds for the service to agree. It fails with [ErrInvalid]
+// for what is no such path, with [ErrRefused] and the service's [Error.HTTPStatus] if that opens no WebSocket, with
+// [ErrClosed] once the lease is given back, and as requests through [Endpoint.Transport] do.
 //
 // A package of the caller's can be used instead: one that takes an [http.Client] with [Endpoint.Client], any other with
 // [Endpoint.WebSocketURL] and [Endpoint.SecretHeader].

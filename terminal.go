@@ -57,6 +57,7 @@ type Terminal struct {
 //   - [ErrNotFound]: the directory cannot be entered.
 //   - [ErrRefused]: the sandbox's shell ended at once.
 //   - [ErrClosed]: the lease was given back, or the terminal closed, meanwhile.
+//   - [ErrTimeout]: it did not begin within [Config.CallTimeout].
 //   - Others are the provider's refusals and failures, and the end of ctx. The terminal is removed; should that fail too,
 //     giving the lease back removes it, or [Lease.CloseTerminal].
 func (l *Lease) OpenTerminal(ctx context.Context, options TerminalOptions) (_ *Terminal, err error) {
@@ -88,8 +89,9 @@ func (l *Lease) OpenTerminal(ctx context.Context, options TerminalOptions) (_ *T
 }
 
 // AttachTerminal connects to a terminal that runs, which another process opened, or whose connection was lost. What it printed
-// while nobody was connected is lost, but an exit is not, for ten minutes. The program does not notice. It fails with
-// [ErrNotFound] if there is no terminal of this id.
+// while nobody was connected is lost, but an exit is not, for ten minutes. The program does not notice. Ctx bounds the
+// connecting alone. An earlier Terminal of this id and provider ends with [ErrClosed]. AttachTerminal fails with [ErrNotFound] if
+// there is no terminal of this id, with [ErrTimeout] after [Config.CallTimeout], and otherwise as [Lease.OpenTerminal] does.
 func (l *Lease) AttachTerminal(ctx context.Context, id string) (_ *Terminal, err error) {
 	const op = "attach terminal"
 	ctx, span := l.p.span(ctx, op)
@@ -190,7 +192,8 @@ func (t *Terminal) Resize(ctx context.Context, cols, rows int) error {
 func (t *Terminal) Wait(ctx context.Context) (Exit, error) { return t.c.wait(ctx) }
 
 // Close ends the terminal, and what runs on it. It returns within seconds, and nil if the terminal is known to be gone; if
-// not, it may be called again. What was not read is lost.
+// not, it may be called again. What was not read is lost. Of a Terminal that [Lease.AttachTerminal] has replaced it returns nil,
+// and the terminal lives on.
 func (t *Terminal) Close() error {
 	t.c.in.drop(t.c.closed("read"))
 	return t.c.close(context.Background(), "close")

@@ -7,7 +7,7 @@ type ExitState string
 const (
 	// ExitExited: the command ended, and [Exit.Code] is its exit code.
 	ExitExited ExitState = "exited"
-	// ExitDisconnected: the connection ended first. The command may go on.
+	// ExitDisconnected: the connection ended first. The command of a terminal may go on, that of a channel is killed.
 	ExitDisconnected ExitState = "disconnected"
 	// ExitUnknown: nothing says how the command ended, or whether.
 	ExitUnknown ExitState = "unknown"

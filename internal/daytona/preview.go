@@ -74,7 +74,7 @@ func validPort(port int) bool { return port >= 1 && port <= 65535 }
 func (c *Client) Preview(req *http.Request, token string) (*http.Response, error) {
 	start := time.Now()
 	var asked, connected atomic.Bool
-	ctx := httptrace.WithClientTrace(withoutToken{req.Context()}, &httptrace.ClientTrace{
+	ctx := httptrace.WithClientTrace(withoutSecrets{req.Context()}, &httptrace.ClientTrace{
 		GetConn: func(string) { asked.Store(true) },
 		GotConn: func(httptrace.GotConnInfo) { connected.Store(true) },
 	})
@@ -173,25 +173,6 @@ func toLogin(host, location string) bool {
 		strings.EqualFold(back.Host, domain) && back.Path == "/callback"
 }
 
-// withoutToken is a context whose traces are not told the token: a tracer that records headers would record it.
-type withoutToken struct{ context.Context }
-
-func (c withoutToken) Value(key any) any {
-	value := c.Context.Value(key)
-	trace, _ := value.(*httptrace.ClientTrace)
-	if trace == nil || trace.WroteHeaderField == nil {
-		return value
-	}
-	quiet := *trace
-	quiet.WroteHeaderField = func(name string, values []string) {
-		if strings.EqualFold(name, PreviewTokenHeader) {
-			values = []string{"redacted"}
-		}
-		trace.WroteHeaderField(name, values)
-	}
-	return &quiet
-}
-
 // SocketRequest describes a websocket to open.
 type SocketRequest struct {
 	Header       http.Header
@@ -200,7 +181,7 @@ type SocketRequest struct {
 }
 
 // DialSocket opens a websocket on a carrier, and returns it as a stream: each Write is a message, and Read reads across
-// messages until the peer closes with 1000 or 1001, which is io.EOF. The context bounds the opening; carried errors of the
+// messages until the peer closes with 1000 or 1001, which is io.EOF, or this side, which is ReasonClosed. The context bounds the opening; carried errors of the
 // carrier are returned as they are.
 func DialSocket(ctx context.Context, carrier http.RoundTripper, address string, r SocketRequest) (net.Conn, string, error) {
 	kept := &keptError{carrier: carrier}
@@ -220,7 +201,7 @@ func DialSocket(ctx context.Context, carrier http.RoundTripper, address string, 
 	if r.Text {
 		kind = websocket.MessageText
 	}
-	return &socketConn{websocket.NetConn(context.WithoutCancel(ctx), conn, kind)}, conn.Subprotocol(), nil
+	return &socketConn{Conn: websocket.NetConn(context.WithoutCancel(ctx), conn, kind), socket: conn}, conn.Subprotocol(), nil
 }
 
 // keptError remembers why a carrier failed, which the client above it turns into text.
@@ -236,7 +217,18 @@ func (k *keptError) RoundTrip(req *http.Request) (*http.Response, error) {
 }
 
 // socketConn is a websocket as a stream, whose errors are ours.
-type socketConn struct{ net.Conn }
+type socketConn struct {
+	net.Conn
+	socket *websocket.Conn
+	closed atomic.Bool // on this side
+}
+
+// Close closes it regularly, a Read that waits included, which the connection's own Close would break it with.
+func (c *socketConn) Close() error {
+	c.closed.Store(true)
+	_ = c.socket.Close(websocket.StatusNormalClosure, "")
+	return c.Conn.Close()
+}
 
 func (c *socketConn) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
@@ -249,12 +241,15 @@ func (c *socketConn) Write(p []byte) (int, error) {
 }
 
 func (c *socketConn) failed(err error) error {
-	if err == nil || err == io.EOF {
+	local := c.closed.Load()
+	if err == nil || err == io.EOF && !local {
 		return err
 	}
 	e := &Error{Op: OpPreview, Reason: ReasonLost, Status: http.StatusSwitchingProtocols, Dispatch: DispatchYes}
 	var closed websocket.CloseError
 	switch {
+	case local:
+		e.Reason = ReasonClosed
 	case errors.As(err, &closed):
 		e.Reason, e.CloseCode = ReasonEnded, int(closed.Code)
 	case errors.Is(err, context.DeadlineExceeded):

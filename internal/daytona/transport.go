@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptrace"
+	"strings"
 	"time"
 
 	sdk "github.com/daytonaio/daytona/libs/sdk-go/pkg/daytona"
@@ -62,7 +63,7 @@ func (t *transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	k.entered = true
 	k.mu.Unlock()
 
-	out := req.Clone(httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+	out := req.Clone(httptrace.WithClientTrace(withoutSecrets{ctx}, &httptrace.ClientTrace{
 		GetConn: func(string) { k.asked.Store(true) },
 		GotConn: func(httptrace.GotConnInfo) { k.connected.Store(true) },
 	}))
@@ -153,6 +154,26 @@ func (t *transport) record(k *call, req *http.Request, resp *http.Response, end 
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.status, k.reply, k.retry = resp.StatusCode, parsed, retry
+}
+
+// withoutSecrets is a context whose traces are told neither the credential nor a token: a tracer that records headers would
+// record it.
+type withoutSecrets struct{ context.Context }
+
+func (c withoutSecrets) Value(key any) any {
+	value := c.Context.Value(key)
+	trace, _ := value.(*httptrace.ClientTrace)
+	if trace == nil || trace.WroteHeaderField == nil {
+		return value
+	}
+	quiet := *trace
+	quiet.WroteHeaderField = func(name string, values []string) {
+		if strings.EqualFold(name, "Authorization") || strings.EqualFold(name, PreviewTokenHeader) {
+			values = []string{"redacted"}
+		}
+		trace.WroteHeaderField(name, values)
+	}
+	return &quiet
 }
 
 func closeBody(req *http.Request) {
