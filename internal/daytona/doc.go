@@ -2,8 +2,9 @@
 // proxy, to the daemon inside each sandbox. It speaks for one credential and knows nothing of leases: one method is one
 // request, nothing is retried, nothing waits for a state, and every call is bounded by its context alone.
 //
-// Every request goes through one transport, which counts bytes, keeps the status, Retry-After and shape of an error
-// reply, and proves whether a request was dispatched. All methods return errors as [*Error], whose text never contains a
+// Every request but a caller's own, which Preview and DialSocket carry, goes through one transport, which adds the
+// credential, counts bytes, keeps the status, Retry-After and shape of an error reply, and proves whether a request was
+// dispatched. All methods return errors as [*Error], whose text never contains a
 // provider's words. [Config.Observe] sees every call. No environment variable has an influence here, except the usual
 // HTTPS_PROXY, HTTP_PROXY and NO_PROXY when [Config.Transport] is nil.
 //
@@ -51,8 +52,8 @@
 //	Download, ReadFile         | plain HTTP       | both clients read files whole through temporary files which they
 //	                           |                  | leave behind; neither knows Range; the multipart reply of the bulk
 //	                           |                  | call is declared as a JSON map
-//	CreatePTY, ResizePTY,      | generated client | the SDK connects in the same call, and reports every successful
-//	DeletePTY                  |                  | deletion as an error
+//	CreatePTY, DescribePTY,    | generated client | the SDK connects in the same call, and reports every successful
+//	ResizePTY, DeletePTY       |                  | deletion as an error; the description's envs are decoded here
 //	Follow                     | websocket        | the SDK's reader ignores the context, withholds the last two bytes,
 //	                           |                  | drops bytes before the first marker and does not escape ids
 //	ConnectPTY                 | websocket        | the SDK loses non-zero exit codes, panics on concurrent input, and
