@@ -2,11 +2,17 @@ package leasehold
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
+	"path"
+	"regexp"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/leasehold-go/leasehold/internal/daytona"
 	"github.com/leasehold-go/leasehold/internal/script"
@@ -253,3 +259,43 @@ func checkTerminalSize(p *problems, field string, size, standard int) int {
 	}
 	return size
 }
+
+// checkConsole returns the command of a console in the form that the script builder takes.
+func checkConsole(p *problems, options string, l *Lease, id string, args []string, dir string, env map[string]string) script.Login {
+	checkConsoleID(p, options+".ID", id, false)
+	login := script.Login{Profiles: script.NoProfiles, Args: slices.Clone(args), Env: maps.Clone(env), Dir: path.Join(l.ref.Workspace, dir)}
+	if path.IsAbs(dir) {
+		login.Dir = path.Clean(dir)
+	}
+	if err := login.Check(); err != nil {
+		p.add(options, "cannot be sent: %s", err)
+	}
+	return login
+}
+
+var consoleID = regexp.MustCompile(`^[A-Za-z0-9_-]{1,100}$`)
+
+func checkConsoleID(p *problems, field, id string, required bool) {
+	if (id != "" || required) && !consoleID.MatchString(id) {
+		p.add(field, "must be 1 to 100 of A-Z a-z 0-9 _ -")
+	}
+}
+
+// carried returns the environment that carries a command, or adds why it cannot.
+func carried(p *problems, field string, build func() (map[string]string, error)) map[string]string {
+	env, err := build()
+	if err != nil {
+		p.add(field, "cannot be sent: %s", err)
+	}
+	return env
+}
+
+// consoleName returns the name of a terminal in the sandbox, and the id that the host knows it by.
+func consoleName(kind ActivityKind, id string) (name, known string) {
+	if id == "" {
+		id = strings.ToLower(rand.Text())
+	}
+	return "leasehold-" + string(kind) + "-" + id, id
+}
+
+func newConsoleMark() string { return "lh" + strings.ToLower(rand.Text()) }

@@ -2,17 +2,12 @@ package leasehold
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
-	"maps"
 	"net/http"
-	"path"
 	"regexp"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -568,143 +563,3 @@ func removing(ctx context.Context, l *Lease, op string, remove func(context.Cont
 func (c *console) format(s fmt.State, what, id string) {
 	fmt.Fprintf(s, "%s %s of sandbox %s", what, id, c.l.ref.Sandbox)
 }
-
-// consoleSet is the open terminals and channels of a lease. The zero value is empty and ready.
-type consoleSet struct {
-	mu     sync.Mutex
-	hooked bool // the lease will close the set
-	closed bool //
-	open   map[string]*console
-}
-
-func (s *consoleSet) add(c *console) *Error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.hooked && !s.closed {
-		s.hooked = c.l.onClose(s.close)
-	}
-	if !s.hooked || s.closed {
-		return c.fail(KindClosed, errGivenBack.Error())
-	}
-	if s.open[c.name] != nil {
-		return c.fail(KindConflict, "there is one of this id")
-	}
-	if s.open == nil {
-		s.open = make(map[string]*console)
-	}
-	s.open[c.name] = c
-	return nil
-}
-
-func (s *consoleSet) remove(c *console) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.open[c.name] == c {
-		delete(s.open, c.name)
-	}
-}
-
-func (s *consoleSet) find(name string) *console {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.open[name]
-}
-
-// close forgets all, and then closes them side by side: one that hangs keeps no other one alive.
-func (s *consoleSet) close(ctx context.Context) {
-	s.mu.Lock()
-	s.closed = true
-	open := s.open
-	s.open = nil
-	s.mu.Unlock()
-	var wg sync.WaitGroup
-	for _, c := range open {
-		wg.Go(func() { _ = c.close(ctx, "close") })
-	}
-	wg.Wait()
-}
-
-// abandon forgets all, and ends the connections alone: the sandbox is not ours to touch.
-func (s *consoleSet) abandon() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.closed = true
-	for _, c := range s.open {
-		c.foreign.Store(true)
-		c.hang(errHungUp)
-	}
-	s.open = nil
-}
-
-// closeConsole closes the terminal or channel of this name, whoever opened it.
-func (l *Lease) closeConsole(ctx context.Context, kind ActivityKind, op, id string) error {
-	var p problems
-	checkConsoleID(&p, "id", id, true)
-	if err := p.err(op); err != nil {
-		return err
-	}
-	name, _ := consoleName(kind, id)
-	if c := l.consoles.find(name); c != nil {
-		return c.close(ctx, op)
-	}
-	held, err := l.hold(kind, op)
-	if err != nil {
-		return err
-	}
-	defer held.end()
-	ctx, end := l.p.untilClosed(ctx)
-	defer end()
-	box, err := l.toolbox(ctx)
-	if err == nil {
-		err = removePTY(ctx, l, box, op, name)
-	}
-	if err != nil && !errors.Is(err, ErrNotRunning) && !errors.Is(err, ErrGone) { // no terminal outlives its sandbox's run
-		e := failed(op, err)
-		if e.Op = op; context.Cause(ctx) == errProviderClosed {
-			e.Kind, e.Retryable, e.Message = KindClosed, false, errProviderClosed.Error()
-		}
-		return e
-	}
-	held.ended(name)
-	return nil
-}
-
-// checkConsole returns the command of a console in the form that the script builder takes.
-func checkConsole(p *problems, options string, l *Lease, id string, args []string, dir string, env map[string]string) script.Login {
-	checkConsoleID(p, options+".ID", id, false)
-	login := script.Login{Profiles: script.NoProfiles, Args: slices.Clone(args), Env: maps.Clone(env), Dir: path.Join(l.ref.Workspace, dir)}
-	if path.IsAbs(dir) {
-		login.Dir = path.Clean(dir)
-	}
-	if err := login.Check(); err != nil {
-		p.add(options, "cannot be sent: %s", err)
-	}
-	return login
-}
-
-var consoleID = regexp.MustCompile(`^[A-Za-z0-9_-]{1,100}$`)
-
-func checkConsoleID(p *problems, field, id string, required bool) {
-	if (id != "" || required) && !consoleID.MatchString(id) {
-		p.add(field, "must be 1 to 100 of A-Z a-z 0-9 _ -")
-	}
-}
-
-// carried returns the environment that carries a command, or adds why it cannot.
-func carried(p *problems, field string, build func() (map[string]string, error)) map[string]string {
-	env, err := build()
-	if err != nil {
-		p.add(field, "cannot be sent: %s", err)
-	}
-	return env
-}
-
-// consoleName returns the name of a terminal in the sandbox, and the id that the host knows it by.
-func consoleName(kind ActivityKind, id string) (name, known string) {
-	if id == "" {
-		id = strings.ToLower(rand.Text())
-	}
-	return "leasehold-" + string(kind) + "-" + id, id
-}
-
-func newConsoleMark() string { return "lh" + strings.ToLower(rand.Text()) }
