@@ -123,7 +123,7 @@ func (in *channelInput) kill() {
 	in.mu.Lock()
 	process := in.process
 	in.mu.Unlock()
-	if process == 0 || in.c.over("close") != nil {
+	if process == 0 || in.c.tooLate("close") != nil {
 		return
 	}
 	limit := time.AfterFunc(killTime, func() { in.c.hang(errHungUp) })

@@ -238,8 +238,8 @@ func (e *channelEvents) Said(word, arg string) error {
 	return e.c.said(word, arg)
 }
 
-// over implements consoleEvents.
-func (e *channelEvents) over(err error) bool {
+// receivingEnded implements consoleEvents.
+func (e *channelEvents) receivingEnded(err error) (remove bool) {
 	e.mu.Lock()
 	exit, lost := e.c.unheard(err), e.reason("wait", err)
 	if e.exited {

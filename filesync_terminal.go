@@ -65,7 +65,7 @@ func (x *Exporter) throughTerminal(ctx context.Context, op string, job exportJob
 // openTerminal starts a terminal of an id that nobody else can have, and connects to it.
 func (t *transfer) openTerminal(ctx context.Context, id string, env map[string]string) (*daytona.PTYConn, error) {
 	err := createPTY(ctx, t.box, id, env)
-	if taken(err) { // by a first delivery of the request
+	if nameTaken(err) { // by a first delivery of the request
 		err = nil
 	}
 	if err != nil {

@@ -177,7 +177,7 @@ func (t *Terminal) Resize(ctx context.Context, cols, rows int) error {
 	if err := p.err(op); err != nil {
 		return err
 	}
-	if err := t.c.over(op); err != nil {
+	if err := t.c.tooLate(op); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, t.c.l.p.cfg.CallTimeout)
@@ -240,7 +240,7 @@ func (t terminalEvents) Said(word, arg string) error {
 	return nil
 }
 
-func (t terminalEvents) over(err error) bool {
+func (t terminalEvents) receivingEnded(err error) (remove bool) {
 	if t.c.heard {
 		return true
 	}

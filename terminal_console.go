@@ -81,9 +81,9 @@ type console struct {
 // consoleEvents is what the user of a console does with what it receives.
 type consoleEvents interface {
 	stream.DuplexEvents
-	// over is called once, when nothing will be received any more because of err. It reports that the terminal is of no use
-	// any more, and is to be removed.
-	over(err error) bool
+	// receivingEnded is called once, when nothing will be received any more because of err. It reports that the terminal is of
+	// no use any more, and is to be removed.
+	receivingEnded(err error) (remove bool)
 }
 
 // newConsole registers a terminal that is about to be opened.
@@ -193,7 +193,7 @@ func (c *console) create(ctx context.Context, env map[string]string) error {
 	c.doubtful = true
 	err := createPTY(ctx, c.box, c.name, env)
 	c.dispatched(err)
-	if !taken(err) {
+	if !nameTaken(err) {
 		c.doubtful = err != nil
 		return err
 	}
@@ -222,8 +222,8 @@ func (c *console) identify(ctx context.Context) error {
 	return nil
 }
 
-// createPTY creates a terminal, and does so again if the answer was lost. An error that is taken may be due to that, or to a
-// proxy that delivered the request twice.
+// createPTY creates a terminal, and does so again if the answer was lost. That the name is taken may be due to that,
+// or to a proxy that delivered the request twice.
 func createPTY(ctx context.Context, box *daytona.Toolbox, name string, env map[string]string) error {
 	request := daytona.PTYRequest{ID: name, Rows: script.TerminalRows, Env: env}
 	err := box.CreatePTY(ctx, request)
@@ -238,8 +238,8 @@ func createPTY(ctx context.Context, box *daytona.Toolbox, name string, env map[s
 	return err
 }
 
-// taken reports that a terminal was not created because there is one of its name.
-func taken(err error) bool {
+// nameTaken reports that a terminal was not created because there is one of its name.
+func nameTaken(err error) bool {
 	var remote *daytona.Error
 	return errors.As(err, &remote) && remote.Status == http.StatusConflict
 }
@@ -270,9 +270,9 @@ func (c *console) connect(to consoleEvents) error {
 		conn.Close()
 		pinger.Wait()
 		c.begin(c.unbegun(err))
-		over := to.over(err)
+		remove := to.receivingEnded(err)
 		close(c.finished)
-		if over {
+		if remove {
 			_ = c.close(context.Background(), "close")
 		}
 	})
@@ -431,8 +431,8 @@ func (c *console) wait(ctx context.Context) (Exit, error) {
 	}
 }
 
-// over returns an error once the program has ended, or the connection.
-func (c *console) over(op string) error {
+// tooLate returns an error once the program has ended, or the connection.
+func (c *console) tooLate(op string) error {
 	select {
 	case <-c.settled:
 	case <-c.life.Done():
@@ -451,15 +451,15 @@ func (c *console) closed(op string) error {
 
 // write sends p to the terminal.
 func (c *console) write(op string, p []byte) (int, error) {
-	if err := c.over(op); err != nil {
+	if err := c.tooLate(op); err != nil {
 		return 0, err
 	}
 	n, err := c.conn.Write(p)
 	if err == nil {
 		return n, nil
 	}
-	if over := c.over(op); over != nil {
-		return n, over
+	if late := c.tooLate(op); late != nil {
+		return n, late
 	}
 	return n, c.reason(op, err)
 }
