@@ -106,10 +106,6 @@ var (
 	wordNoRunner = []wording{{[]int{400}, "no available runners"}}
 	// API v0.190: POST /sandbox and start; the runner failed, and a sandbox in state error is left behind.
 	wordStartFailed = []wording{{[]int{400}, "sandbox failed to start"}}
-	// API v0.190: start and stop of a sandbox in state error.
-	wordErrored = []wording{{[]int{400}, "errored state"}}
-	// API v0.190: stop of a sandbox that is not started.
-	wordNotStoppable = []wording{{[]int{400}, "not in a stoppable state"}}
 	// Proxy v0.190, stopped and destroying alike: "bad request: no IP address found. Is the Sandbox started?".
 	wordNotStarted = []wording{{[]int{400}, "is the sandbox started?"}}
 	// Proxy v0.190: a preview request without a valid token, where the proxy has no login page to send it to.
@@ -201,12 +197,6 @@ func (e *Error) NoRunner() bool { return e.says(wordNoRunner) }
 // StartFailed reports that the runner failed: after a creation, a sandbox in state error is left behind, with its name.
 func (e *Error) StartFailed() bool { return e.says(wordStartFailed) }
 
-// Errored reports that the sandbox is in state error, which permits neither start nor stop.
-func (e *Error) Errored() bool { return e.says(wordErrored) }
-
-// NotStoppable reports a stop of a sandbox that was not started.
-func (e *Error) NotStoppable() bool { return e.says(wordNotStoppable) }
-
 // NotStarted reports that the toolbox cannot be reached because the sandbox is not started, or is being destroyed.
 func (e *Error) NotStarted() bool {
 	return e.says(wordNotStarted) || e.Status == http.StatusBadRequest && e.Code == "SANDBOX_NOT_RUNNING"
@@ -229,9 +219,6 @@ func (e *Error) SessionMissing() bool {
 func (e *Error) ShellGone() bool {
 	return e.Op == OpStartCommand && e.Structured && e.says(wordShellGone)
 }
-
-// TimedOut reports that [Toolbox.Execute] reached its timeout: the daemon killed the command, its output is lost.
-func (e *Error) TimedOut() bool { return e.Op == OpExecute && e.Status == http.StatusRequestTimeout }
 
 // NoSpace reports that the sandbox's disk, quota or file size limit is exhausted, as far as the daemon said so.
 func (e *Error) NoSpace() bool { return e.says(wordNoSpace) }

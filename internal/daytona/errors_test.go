@@ -29,9 +29,9 @@ func class(e *Error) []string {
 	}{
 		{"NotFound", e.NotFound()}, {"Unauthorized", e.Unauthorized()}, {"Forbidden", e.Forbidden()}, {"RateLimited", e.RateLimited()},
 		{"Pending", e.Pending()}, {"NameTaken", e.NameTaken()}, {"Quota", e.Quota()}, {"NoRunner", e.NoRunner()},
-		{"StartFailed", e.StartFailed()}, {"Errored", e.Errored()}, {"NotStoppable", e.NotStoppable()}, {"NotStarted", e.NotStarted()},
+		{"StartFailed", e.StartFailed()}, {"NotStarted", e.NotStarted()},
 		{"ContainerGone", e.ContainerGone()}, {"NotYet", e.NotYet()}, {"SessionMissing", e.SessionMissing()}, {"ShellGone", e.ShellGone()},
-		{"TimedOut", e.TimedOut()}, {"NoSpace", e.NoSpace()},
+		{"NoSpace", e.NoSpace()},
 	} {
 		if c.is {
 			is = append(is, c.name)
@@ -69,8 +69,6 @@ func TestRepliesAreClassified(t *testing.T) {
 		{"a sandbox's quota", OpCreate, 403, apiError(403, "Disk request 20GB exceeds maximum allowed per sandbox (10GB)."), true, []string{"Quota"}},
 		{"no machine", OpCreate, 400, apiError(400, "No available runners"), true, []string{"NoRunner"}},
 		{"a failed start", OpCreate, 400, apiError(400, "Sandbox failed to start: boom"), true, []string{"StartFailed"}},
-		{"start of an errored sandbox", OpStart, 400, apiError(400, "Sandbox is in an errored state"), true, []string{"Errored"}},
-		{"stop of a stopped sandbox", OpStop, 400, apiError(400, "Sandbox is not in a stoppable state"), true, []string{"NotStoppable"}},
 		{"a stopped sandbox behind the proxy", OpExecute, 400, daemonError(400, "BAD_REQUEST", "bad request: no IP address found. Is the Sandbox started?"), true, []string{"NotStarted"}},
 		{"the same with a code of its own", OpExecute, 400, daemonError(400, "SANDBOX_NOT_RUNNING", "bad request"), true, []string{"NotStarted"}},
 		{"a lost container", OpStat, 404, daemonError(404, "NOT_FOUND", "sandbox container not found"), true, []string{"ContainerGone"}},
@@ -81,7 +79,6 @@ func TestRepliesAreClassified(t *testing.T) {
 		{"a broken pipe of another call", OpCommand, 500, `{"statusCode":500,"message":"write |1: broken pipe","timestamp":"0001-01-01T00:00:00Z","path":""}`, true, nil},
 		{"a status read while the exit code is written", OpCommand, 500, `{"statusCode":500,"message":"failed to convert exit code to int: strconv.Atoi: parsing \"\": invalid syntax","timestamp":"0001-01-01T00:00:00Z","path":""}`, true, []string{"NotYet"}},
 		{"another 500", OpCommand, 500, `{"statusCode":500,"message":"boom","timestamp":"0001-01-01T00:00:00Z","path":""}`, true, nil},
-		{"a timeout of Execute", OpExecute, 408, daemonError(408, "REQUEST_TIMEOUT", "request timeout: command execution timeout"), true, []string{"TimedOut"}},
 		{"a missing file", OpStat, 404, "", false, nil},
 		{"a missing terminal", OpResizePTY, 404, `{"error":"PTY session not found"}`, true, []string{"NotFound"}},
 		{"the terminal's shape for another call", OpExecute, 404, `{"error":"not found"}`, false, nil},

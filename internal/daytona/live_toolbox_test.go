@@ -44,7 +44,7 @@ func TestExecute(t *testing.T) {
 	t.Run("timeout", func(t *testing.T) {
 		start := time.Now()
 		_, err := box.Execute(t.Context(), "sleep 60", 50*time.Millisecond) // rounded up to a second
-		if e := failure(t, err); !e.TimedOut() || e.Code != "REQUEST_TIMEOUT" {
+		if e := failure(t, err); e.Status != 408 || e.Code != "REQUEST_TIMEOUT" {
 			t.Errorf("Execute() = %+v, want timed out", e)
 		}
 		if d := time.Since(start); d < time.Second || d > 20*time.Second {

@@ -16,7 +16,8 @@ import (
 // Execute runs a script to its end and returns its merged output (POST /process/execute). The script is the standard
 // input of a non-interactive shell in the daemon's working directory, so a command in it that reads standard input eats
 // the rest. The daemon waits for every process that holds the output open. A timeout of zero is none; others are
-// rounded up to whole seconds, and end as an error with [Error.TimedOut]. Ending the context does not end the script.
+// rounded up to whole seconds, and end as a 408: the script is killed, its output lost. Ending the context does not end
+// the script.
 //
 // The proxy may deliver a request twice when a connection breaks: the script must guard itself.
 func (t *Toolbox) Execute(ctx context.Context, command string, timeout time.Duration) (ExecuteResult, error) {
