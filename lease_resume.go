@@ -3,6 +3,8 @@ package leasehold
 import (
 	"context"
 	"time"
+
+	"github.com/leasehold-go/leasehold/internal/daytona"
 )
 
 // Resume implements [Provider].
@@ -70,18 +72,18 @@ func (p *provider) resume(work context.Context, op string, ref LeaseRef) (*Lease
 	if added, err = p.ledger.adopt(work, op, ref); err != nil {
 		return fail(PhaseStart, err)
 	}
-	sb, err := p.drive(work, op, ref.target(), goalStarted)
+	start := func(ctx context.Context) (*daytona.Sandbox, error) {
+		sb, again, err := p.startRecorded(ctx, op, ref)
+		added = added || again
+		return sb, err
+	}
+	sb, err := start(work)
 	if err != nil {
 		return fail(PhaseStart, err)
 	}
 	p.allocated(op, ref.target()) // it may have run before
-	again, err := p.ledger.confirm(work, op, ref)
-	added = added || again
-	if err != nil {
-		return fail(PhaseStart, err)
-	}
 	box := l.client.Toolbox(sb)
-	found, err := p.verify(work, op, box, ref)
+	found, err := p.verify(work, op, box, ref, start)
 	if err != nil {
 		return fail(PhaseSentinel, err)
 	}
@@ -89,6 +91,27 @@ func (p *provider) resume(work context.Context, op string, ref LeaseRef) (*Lease
 	l.bwrap.listChanged() // by another host, perhaps
 	l.connected(op, box)
 	return l, nil
+}
+
+// startRecorded has the sandbox of a lease run, and recorded if it runs or may: while this waits, another host may give the
+// lease back, and remove its record. It reports whether it added one.
+func (p *provider) startRecorded(ctx context.Context, op string, ref LeaseRef) (sb *daytona.Sandbox, added bool, err error) {
+	sb, err = p.drive(ctx, op, ref.target(), goalStarted)
+	if err == nil {
+		added, err = p.ledger.confirm(ctx, op, ref)
+		return sb, added, err
+	}
+	e := failed(op, err)
+	if e.Dispatched == DispatchedNo || e.absent() || e.Kind == KindNotOwned { // nothing was started
+		return nil, false, err
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.cfg.CallTimeout)
+	defer cancel()
+	added, unrecorded := p.ledger.confirm(ctx, op, ref)
+	if unrecorded != nil {
+		p.log(failed(op, unrecorded))
+	}
+	return nil, added, err
 }
 
 // unlist removes the record of a lease whose sandbox err proves not to exist, or to be another's: a record that was added

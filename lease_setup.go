@@ -48,7 +48,10 @@ func (p *provider) setUp(ctx context.Context, op string, box *daytona.Toolbox, r
 		return setup{}, &Error{Op: op, Kind: KindProtocol, Sandbox: ref.Sandbox}
 	}
 	mark := newMark()
-	output, err := p.runOwn(ctx, op, box, ref.target(), p.setUpScript(mark, p.cfg.Workspace, string(content)))
+	start := func(ctx context.Context) (*daytona.Sandbox, error) {
+		return p.drive(ctx, op, ref.target(), goalStarted)
+	}
+	output, err := p.runOwn(ctx, op, box, ref.target(), p.setUpScript(mark, p.cfg.Workspace, string(content)), start)
 	if err != nil {
 		return setup{}, err
 	}
@@ -103,9 +106,9 @@ func (p *provider) setUpScript(mark, workspace, content string) string {
 }
 
 // verify proves that the workspace is the lease's, in one request that writes nothing, and probes for the wrapper if it is.
-func (p *provider) verify(ctx context.Context, op string, box *daytona.Toolbox, ref LeaseRef) (Bwrap, error) {
+func (p *provider) verify(ctx context.Context, op string, box *daytona.Toolbox, ref LeaseRef, start startFunc) (Bwrap, error) {
 	mark := newMark()
-	output, err := p.runOwn(ctx, op, box, ref.target(), p.verifyScript(mark, ref.Workspace, ref.Sentinel))
+	output, err := p.runOwn(ctx, op, box, ref.target(), p.verifyScript(mark, ref.Workspace, ref.Sentinel), start)
 	if err != nil {
 		return Bwrap{}, err
 	}
@@ -146,10 +149,13 @@ func (p *provider) verifyScript(mark, workspace, token string) string {
 	}, "\n")
 }
 
+// startFunc has a sandbox run.
+type startFunc func(ctx context.Context) (*daytona.Sandbox, error)
+
 // runOwn runs a short script of the library's own, which must bear being run twice, and returns its merged output. What a
-// repeat may mend, such as a toolbox that is not up yet, is repeated until ctx ends. Before each repeat the sandbox is
-// driven to run again: it may have stopped, or been lost, since it was found running.
-func (p *provider) runOwn(ctx context.Context, op string, box *daytona.Toolbox, t target, text string) (string, error) {
+// repeat may mend, such as a toolbox that is not up yet, is repeated until ctx ends. Before each repeat start has the sandbox
+// run again: it may have stopped, or been lost, since it was found running.
+func (p *provider) runOwn(ctx context.Context, op string, box *daytona.Toolbox, t target, text string, start startFunc) (string, error) {
 	var pause backoff
 	for {
 		callCtx, cancel := context.WithTimeout(ctx, p.cfg.CallTimeout)
@@ -166,7 +172,7 @@ func (p *provider) runOwn(ctx context.Context, op string, box *daytona.Toolbox, 
 		if pause.wait(ctx, mapped.RetryAfter) != nil {
 			return "", outOfTime(ctx, mapped, nil)
 		}
-		sb, err := p.drive(ctx, op, t, goalStarted)
+		sb, err := start(ctx)
 		if err != nil {
 			return "", err
 		}

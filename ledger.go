@@ -107,7 +107,7 @@ func (g *ledger) resolve(ctx context.Context, op string, ref LeaseRef) (added bo
 	return g.adopt(ctx, op, ref)
 }
 
-// confirm sees to it that a lease whose sandbox was just started is recorded. Another host may have given the lease back
+// confirm sees to it that a lease whose sandbox was just started, or may have been, is recorded. Another host may have given the lease back
 // meanwhile, and removed its record: then it is added. If another host has it now it is that host's, and this fails with
 // [KindFenced]. It reports whether it added the record.
 func (g *ledger) confirm(ctx context.Context, op string, ref LeaseRef) (added bool, err error) {

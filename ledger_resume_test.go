@@ -8,9 +8,9 @@ import (
 	"github.com/leasehold-go/leasehold/internal/emulator"
 )
 
-// resumingBeside runs f while the world's host waits for the provider to start the sandbox of a lease that it resumes, and
-// returns what that came to.
-func resumingBeside(t *testing.T, f func(other *provider, ref LeaseRef)) (*world, error) {
+// resumingBeside runs f while the world's host, which resumes a lease, waits for a request to arrive, and returns what the
+// resume came to.
+func resumingBeside(t *testing.T, late string, f func(w *world, other *provider, ref LeaseRef)) (*world, error) {
 	t.Helper()
 	w := newWorld(t, Config{Store: newMemoryStore(), Reuse: true})
 	l, err := w.Acquire(t.Context(), request())
@@ -22,38 +22,59 @@ func resumingBeside(t *testing.T, f func(other *provider, ref LeaseRef)) (*world
 		t.Fatal(err)
 	}
 	other := w.another(t, Config{Reuse: true})
-	w.server.SetFaults(emulator.Fault{Method: "POST", Path: "/api/sandbox/*/start", Action: emulator.DelayRequest, Delay: 2 * time.Second})
+	w.server.SetFaults(emulator.Fault{Method: "POST", Path: late, Action: emulator.DelayRequest, Delay: 2 * time.Second})
 	resumed := make(chan error, 1)
 	go func() { _, err := w.Resume(t.Context(), ref); resumed <- err }()
 	time.Sleep(time.Second) // virtual
-	f(other, ref)
+	f(w, other, ref)
 	return w, <-resumed
 }
 
-// TestResumeBesideARelease: another host gives a lease back while its sandbox is being started. What runs then is recorded.
+const startPath = "/api/sandbox/*/start"
+
+// TestResumeBesideARelease: another host gives a lease back while its sandbox is being started or, started, is looked at, for
+// which it is started once more. What runs then is recorded, even if nobody learns that it does.
 func TestResumeBesideARelease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var lease LeaseRef
-		w, err := resumingBeside(t, func(other *provider, ref LeaseRef) {
-			lease = ref
-			if _, err := other.Release(t.Context(), ref, ReleaseOptions{}); err != nil {
-				t.Fatal(err)
-			}
+	for name, tt := range map[string]struct {
+		late   string
+		faults []emulator.Fault // from then on
+		want   Kind
+	}{
+		"while it is started":             {late: startPath},
+		"while it is looked at":           {late: executePath},
+		"while it is started, and unseen": {startPath, []emulator.Fault{{Method: "GET", Path: "/api/sandbox/*", Action: emulator.StatusBefore, Status: 502, Count: -1}}, KindUnavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				var lease LeaseRef
+				w, err := resumingBeside(t, tt.late, func(w *world, other *provider, ref LeaseRef) {
+					lease = ref
+					if _, err := other.Release(t.Context(), ref, ReleaseOptions{}); err != nil {
+						t.Fatal(err)
+					}
+					w.server.SetFaults(tt.faults...)
+				})
+				if tt.want == "" && err != nil {
+					t.Fatal(err)
+				} else if tt.want != "" {
+					wantError(t, err, tt.want)
+				}
+				if state := w.server.Sandbox(lease.Sandbox).State(); state != "started" {
+					t.Fatalf("the sandbox is %s: the test proves nothing", state)
+				}
+				if r := one(t, w.cfg.Store); r.State != StateLeased || r.Lease.Sandbox != lease.Sandbox {
+					t.Errorf("the store holds %+v, want the lease", r)
+				}
+			})
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if r := one(t, w.cfg.Store); r.State != StateLeased || r.Lease.Sandbox != lease.Sandbox {
-			t.Errorf("the store holds %+v, want the lease", r)
-		}
-	})
+	}
 }
 
 // TestL7LateResumeIsFenced: while a host waits for the provider another one resumes the lease: it is that host's.
 func TestL7LateResumeIsFenced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var owner string
-		w, err := resumingBeside(t, func(other *provider, ref LeaseRef) {
+		w, err := resumingBeside(t, startPath, func(_ *world, other *provider, ref LeaseRef) {
 			owner = other.ledger.owner
 			if _, err := other.Resume(t.Context(), ref); err != nil {
 				t.Fatal(err)
