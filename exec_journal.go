@@ -277,6 +277,14 @@ func (r *journalRun) gone() error {
 	return &Error{Op: r.op, Kind: KindUncertain, Message: "the command's journal is gone: how it ended is not known"}
 }
 
+// known is the command's process, if any frame told it.
+func (r *journalRun) known() (p script.Process) {
+	if q := r.process.Load(); q != nil {
+		p = *q
+	}
+	return p
+}
+
 // stop ends the command, and keeps what the reply says of it.
 func (r *journalRun) stop(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, stopTime)
@@ -284,11 +292,7 @@ func (r *journalRun) stop(ctx context.Context) bool {
 	for pause := (backoff{}); ; {
 		wait := r.wait(0)
 		wait.Inline = script.Inline // there is no other chance
-		var known script.Process
-		if p := r.process.Load(); p != nil {
-			known = *p
-		}
-		frame, err := r.ask(ctx, r.journal.Stop(wait, known), wait)
+		frame, err := r.ask(ctx, r.journal.Stop(wait, r.known()), wait)
 		if err == nil {
 			r.stopFrame, r.stopFrom = &frame, [2]int64{wait.Stdout, wait.Stderr}
 			return frame.State == script.StateStopped || r.neverStarted(frame)

@@ -7,6 +7,8 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/leasehold-go/leasehold/internal/script"
@@ -124,11 +126,12 @@ func (p *Process) Wait() (Result, error) {
 	return p.result, p.err
 }
 
-var signalName = regexp.MustCompile(`^[A-Z][A-Z0-9]{1,9}$`)
-
-// Signal sends a signal, named as kill names it ("INT", "TERM", "USR1"), to the command's process group. It fails with
-// [os.ErrProcessDone] if the command has ended, and with [ErrClosed] once the lease was given back. A session cannot pass on
-// signals: that is [ErrInvalid].
+// Signal sends a signal, named as kill names it ("INT", "TERM", "USR1"), with or without SIG, to the command's process
+// group. It returns when the signal was sent, which may wait for the command to begin, or when ctx ends. It fails with
+// [ErrNotFound], whose cause is [os.ErrProcessDone], if the command has ended, with [ErrRefused] if the command runs as
+// another user, as by sudo, with [ErrUncertain] if the sandbox has nothing of the command any more, and with [ErrClosed] once
+// the lease was given back. Other names, those of real-time signals included, are [ErrInvalid], and so is a command on a
+// session, which cannot pass on signals.
 func (p *Process) Signal(ctx context.Context, name string) error {
 	const op = "signal"
 	if p.ended() {
@@ -140,19 +143,24 @@ func (p *Process) Signal(ctx context.Context, name string) error {
 	}
 	defer done()
 	r, ok := p.x.transport.(*journalRun)
-	if !ok || !signalName.MatchString(name) {
+	name = strings.TrimPrefix(name, "SIG")
+	if !ok || !slices.Contains(script.Signals, name) {
 		return p.signalError(&Error{Kind: KindInvalid, Message: "not a signal that can be sent to this command"})
 	}
 	// The process may not have made itself known yet.
 	for pause := (backoff{}); ; {
-		frame, err := r.ask(ctx, r.journal.Signal(name), script.Wait{})
+		frame, err := r.ask(ctx, r.journal.Signal(name, r.known()), script.Wait{})
 		switch {
 		case err != nil:
 			return p.signalError(p.x.l.observe(op, err))
 		case frame.State == script.StateSent:
 			return nil
-		case frame.Exited || frame.Process.ID != 0 || !frame.Claimed:
+		case frame.State == script.StateRefused:
+			return p.signalError(&Error{Kind: KindRefused, Message: "the command runs as a user whom no signal can be sent"})
+		case frame.Exited || frame.Process.ID != 0:
 			return p.signalError(errEnded())
+		case !frame.Claimed:
+			return p.signalError(&Error{Kind: KindUncertain, Message: "the command's journal is gone: whether it runs is not known"})
 		}
 		if err := pause.wait(ctx, 0); err != nil {
 			return p.signalError(err)

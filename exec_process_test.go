@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/leasehold-go/leasehold/internal/emulator"
+	"github.com/leasehold-go/leasehold/internal/script"
 )
 
 // gate is a file that a command waits for.
@@ -105,7 +106,7 @@ func TestSignalsReachTheCommand(t *testing.T) {
 	_, l := execRig(t, TransportJournal)
 	out := make(arrivals, 8)
 	p := started(t, t.Context(), l, Command{Script: "trap 'echo hup' HUP; trap 'exit 9' INT; echo ready; while :; do sleep 0.05; done", Stdout: out})
-	for _, step := range []struct{ line, signal string }{{"ready\n", "HUP"}, {"hup\n", "INT"}} {
+	for _, step := range []struct{ line, signal string }{{"ready\n", "HUP"}, {"hup\n", "SIGINT"}} {
 		if got := <-out; got != step.line {
 			t.Fatalf("got %q, want %q", got, step.line)
 		}
@@ -120,11 +121,40 @@ func TestSignalsReachTheCommand(t *testing.T) {
 		t.Errorf("Signal() = %v, want that it is done", err)
 	}
 	p = started(t, t.Context(), l, Command{Args: []string{"sleep", "60"}})
-	wantError(t, p.Signal(t.Context(), "; reboot"), KindInvalid)
+	for _, name := range []string{"; reboot", "", "SIG", "STERM", "int", "KILLL", "15"} {
+		wantError(t, p.Signal(t.Context(), name), KindInvalid)
+	}
 	if err := p.Kill(t.Context()); err != nil {
 		t.Error(err)
 	}
 	_, _ = p.Wait()
+}
+
+// TestASignalThatIsRefusedIsNoEnd: the kill of a command that runs as another user fails.
+func TestASignalThatIsRefusedIsNoEnd(t *testing.T) {
+	r, l := execRig(t, TransportJournal)
+	p := started(t, t.Context(), l, Command{Script: "echo ready; sleep 61"})
+	mark := p.x.transport.(*journalRun).journal.Mark
+	reply := fmt.Sprintf("\n%[1]s refused - /tmp\n\npid 7 8\nstarted\n%[1]s o\n\n%[1]s e 0\n\n%[1]s . 0\n", mark)
+	body, err := json.Marshal(map[string]any{"exitCode": 0, "result": reply})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.Detach()
+	_, _ = p.Wait()
+	r.server.SetFaults(emulator.Fault{Path: "/toolbox/*/process/execute", Action: emulator.StatusAfter, Status: 200, Body: string(body), Count: -1})
+	if err := p.Signal(t.Context(), "URG"); !errors.Is(err, ErrRefused) || errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("Signal() = %v, want that it was refused", err)
+	}
+	r.wantHits(t)
+	r.server.SetFaults()
+	mustRun(t, l, Command{Script: "rm $TMPDIR/.leasehold-*/" + p.Ref().ID, Transport: TransportSession}, finished(0, "", ""))
+	p.x.transport.(*journalRun).process.Store(&script.Process{ID: 1, Birth: "0"})
+	if err := p.Kill(t.Context()); !errors.Is(err, os.ErrProcessDone) {
+		t.Errorf("Kill() = %v, want that a process is done which is not there", err)
+	}
+	p.x.transport.(*journalRun).process.Store(nil)
+	wantError(t, p.Kill(t.Context()), KindUncertain)
 }
 
 func TestKill(t *testing.T) {

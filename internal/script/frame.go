@@ -16,13 +16,14 @@ const (
 	StateLost       State = "lost"       // the process is gone, and nobody recorded its exit
 	StateGone       State = "gone"       // there is no journal any more
 	StateFull       State = "full"       // no room for a journal: the command was not started, and no copy of the dispatch will
-	StateUnwritable State = "unwritable" // likewise, but a copy that arrives late may
+	StateUnwritable State = "unwritable" // this script did not start it for lack of room, but a copy of it may, or has
 	StateNone       State = "none"       // the command will not be started, and was not since the directory was made
 	StateNoneNew    State = "none-new"   // likewise; there was not even a directory of journals, as far as the sandbox knows
 	StateNoneAgain  State = "none-again" // the command will not be started; there was a directory before, and it is gone
 	StateStopped    State = "stopped"    // nothing of the command runs any more
 	StateAlive      State = "alive"      // something of it could not be killed
 	StateSent       State = "sent"       // the signal was sent
+	StateRefused    State = "refused"    // the signal could not be sent to the command, which runs
 )
 
 // Frame is what a journal's script printed.

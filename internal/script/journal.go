@@ -155,7 +155,7 @@ func launch(login Login, text, stdin string) string {
 }
 
 // ownJob is how the shell $0 is started, with the arguments that follow, where there is no setsid: see ownGroup.
-const ownJob = `set -m; "$0" "$@" & wait $!`
+const ownJob = `set -m; "$0" "$@" & set +m; wait $!`
 
 // Observe returns a script that waits for news of the command.
 func (j Journal) Observe(w Wait) Script {
@@ -181,16 +181,22 @@ type Process struct {
 // after two seconds. If its process is known, that works without the record. A command that was not started will not be,
 // see [Journal.Settle]. The frame begins at the offsets of w.
 func (j Journal) Stop(w Wait, known Process) Script {
-	text := j.open(w, 0)
 	if known.ID != 0 {
-		return j.script(fmt.Sprintf("_known_process=%d\n%s_birth=%s\n", known.ID, text, Quote(known.Birth)) + stop)
+		return j.script(j.openKnown(w, known) + stop)
 	}
-	return j.script(text + claim + settle + stop)
+	return j.script(j.open(w, 0) + claim + settle + stop)
 }
 
-// Signal returns a script that sends a signal, such as "INT", to the command's process group.
-func (j Journal) Signal(name string) Script {
-	return j.script(j.open(Wait{Stdout: Done, Stderr: Done}, 0) + "_signal=" + name + "\n" + signal)
+// Signals are those that [Journal.Signal] sends: all shells have the same names for them, but ABRT.
+var Signals = strings.Fields("ABRT ALRM BUS CHLD CONT FPE HUP ILL INT KILL PIPE PROF QUIT SEGV STOP SYS TERM TRAP TSTP TTIN TTOU URG USR1 USR2 VTALRM WINCH XCPU XFSZ")
+
+// Signal returns a script that sends one of [Signals] to the command's process group. If its process is known, that works
+// without the record.
+func (j Journal) Signal(name string, known Process) Script {
+	if name == "ABRT" { // zsh calls it IOT; its number is POSIX's
+		name = "6"
+	}
+	return j.script(j.openKnown(Wait{Stdout: Done, Stderr: Done}, known) + "_signal=" + name + "\n" + signal)
 }
 
 // Drop returns a script that removes journals whose results were taken.
@@ -213,6 +219,15 @@ func (j Journal) open(w Wait, patience int) string {
 	settings := fmt.Sprintf("_id=%s _stdout_from=%d _stderr_from=%d _inline=%d _limit=%d _patience=%d _output=%d _ends=%d\n",
 		j.ID, w.Stdout, w.Stderr, w.Inline, w.Limit/Tick, patience, flag[w.Output], flag[w.Ends])
 	return settings + setup + fmt.Sprintf("_reference=$_record.t%d\n", w.Lost)
+}
+
+// openKnown is open where the command's process may be known.
+func (j Journal) openKnown(w Wait, known Process) string {
+	text := j.open(w, 0)
+	if known.ID != 0 {
+		text = fmt.Sprintf("_known_process=%d\n%s_birth=%s\n", known.ID, text, Quote(known.Birth))
+	}
+	return text
 }
 
 // Script is what a request to execute carries: the input of a shell, and a variable of its environment.

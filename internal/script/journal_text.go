@@ -112,20 +112,31 @@ alive() {
 exists $_process $_birth || { [ "$_launcher" ] && [ $_launcher != $_process ] && exists $_launcher $_launched; }
 }
 
-# True while there is the process $1, which started at $2 if that is known.
+# Reads what the system says of the process $1: all that follows its name is then behind the last ") " of _line. The name
+# may hold anything, newlines included.
+describe() {
+_line=
+while read -r _rest; do _line=$_rest; done <"/proc/$1/stat"
+[ "$_line" ]
+}
+
+# True while there is the process $1, which started at $2 if that is known. That the user may not signal it proves nothing.
 exists() {
-kill -0 $1 || return
-[ "${2-}" ] || return 0
-read -r _line <"/proc/$1/stat" || return
-_since=$2
+if [ ! -e /proc/self/stat ]; then kill -0 $1; return; fi
+describe $1 || return
+_since=${2-}
 set -- ${_line##*) }
-[ "$1" != Z ] && [ "${20}" = "$_since" ]
+[ "$1" != Z ] && { [ ! "$_since" ] || [ "${20}" = "$_since" ]; }
 }
 `)
 
 // claim makes the directory if need be and tries to create the record. Afterwards _won is set if it did. A disk without room
 // for that leaves a mark in memory, for copies of the script that find room later: each side first leaves its own mark
 // and then looks for the other's, so at least one sees both.
+//
+// Whoever created the record, and has looked before there was the mark, has begun. So the mark of somebody else proves
+// nothing while there is a record: it is awaited that who created it writes there that it begins, or into the mark that it
+// does not.
 //
 // That there ever was a directory is noted in memory, too, and in the directory which journal brought it about: a directory
 // that was removed, or removed and made again, proves nothing about what there was before, and neither does one that can no
@@ -143,16 +154,22 @@ set +C
 if [ -e "$_refusal" ]; then
 if [ ! -O "$_dir" ] || [ -L "$_dir" ] || [ ! -d "$_dir" ] || [ ! -x "$_dir" ]; then
 remember
-if [ -e "$_memory" ]; then frame none-again; exit; fi
-fi
-frame full
+if [ -e "$_memory" ]; then frame none-again; else frame full; fi
 exit
+fi
+if [ "$_won" ]; then ` + full + `fi
+for _try in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+if [ -s "$_refusal" ] || [ ! -e "$_record" ]; then frame full; exit; fi
+if [ -s "$_record" ]; then break; fi
+sleep 0.05
+done
+if [ ! -s "$_record" ]; then frame unwritable; exit; fi
 fi
 if [ ! -f "$_record" ]; then frame unwritable; exit; fi
 `)
 
 // full is where the winner finds that there is no room for the journal.
-const full = `{ true >"$_refusal"; frame full; exit; }
+const full = `{ echo >"$_refusal"; frame full; exit; }
 `
 
 // waiting is for scripts that wait: news does so for $_limit ticks at most, each of which tick waits for. Tick is true when
@@ -284,7 +301,9 @@ echo exit
 }
 
 # Copies the stream named $1 to the descriptor $2. An empty stream costs no process, and a full disk the command nothing.
+# That nobody listens any more is no reason to end: the command's children may write on.
 copy() {
+trap '' PIPE
 _head= _format=%s
 if [ "$_rich" ] && silent; then
 printf 'empty %s\n' $1 >&9
@@ -294,7 +313,7 @@ else
 if [ "$_head" ] || [ "$_format" != %s ]; then
 printf "$_format" "$_head" >"$_record.h$1" && cat "$_record.h$1" -
 else cat
-fi >&$2 || { printf 'cut %s\n' $1 >&9; cat >/dev/null; }
+fi >&$2 || { [ $? -gt 125 ] || printf 'cut %s\n' $1 >&9; cat >/dev/null; }
 printf 'copied %s\n' $1 >&9
 echo copied
 fi
@@ -342,12 +361,18 @@ frame stopped
 `)
 
 // signal sends the signal $_signal to the command's process group. One that comes while the profiles are read is kept for the
-// command, for a second.
+// command, for a second. It leads its group a moment after it said that it started.
 var signal = code(`for _try in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
 if exited || [ "$_started" ]; then break; fi
 sleep 0.05
 done
-if ! exited && [ "$_process" ] && alive && kill -$_signal -$_process; then frame sent; else frame run; fi
+for _try in 1 2 3 4 5; do
+if exited || [ ! "$_process" ] || ! alive; then frame run; exit; fi
+if kill -$_signal -$_process; then frame sent; exit; fi
+if ! exists $_process $_birth; then frame run; exit; fi
+sleep 0.05
+done
+frame refused
 `)
 
 // leftovers empties journals whose results were taken: $_taken.

@@ -49,8 +49,8 @@ type Session struct {
 }
 
 // ownGroup runs its arguments in a process group of their own, as far as the shell that runs it controls jobs without a
-// terminal: bash does, dash does not.
-const ownGroup = `set -m; "$@" <&4 2>&3 3>&- 4<&- & exec 3>&- 4<&-; wait $!`
+// terminal: bash does, dash does not. A shell that still controlled jobs would not wait for the end of one that is stopped.
+const ownGroup = `set -m; "$@" <&4 2>&3 3>&- 4<&- & set +m; exec 3>&- 4<&-; wait $!`
 
 // RefusedStatus is the exit status of a dispatch that was refused. A command may end with it too: only the marks tell.
 const RefusedStatus = 255
@@ -227,7 +227,7 @@ const (
 func Look(process int) string {
 	return fmt.Sprintf(`if ! [ -r /proc/self/stat ]; then
 if kill -0 %[1]d 2>/dev/null; then echo alive; else echo gone; fi
-elif { read -r z </proc/%[1]d/stat; } 2>/dev/null; then
+elif z= && { while read -r y; do z=$y; done </proc/%[1]d/stat; } 2>/dev/null && [ "$z" ]; then
 case ${z##*)} in " Z"*|" X"*) echo gone ;; " T"*|" t"*) echo stopped ;; *) echo alive ;; esac
 else echo gone; fi
 `, process)

@@ -16,8 +16,9 @@ var stopGroup = code(`
 find_family() {
 _table= _stranger=
 for _file in /proc/[0-9]*/stat; do
-read -r _line <"$_file" || continue
-_pid=${_line%% *}
+_pid=${_file#/proc/}
+_pid=${_pid%/stat}
+describe $_pid || continue
 set -- ${_line##*) }
 if [ $_pid = $_process ] && [ "$_birth" ] && [ "${20}" != "$_birth" ]; then _stranger=1; return 1; fi
 [ "$1" = Z ] || _table="$_table $_pid:$2:$3:$4"
