@@ -49,7 +49,7 @@ type journalRun struct {
 	stopFrame *script.Frame
 	stopFrom  [2]int64 // the offsets that stopFrame begins at
 
-	first func() error // takes in what the reply to the dispatch held; nil if there is nothing
+	first func(context.Context) error // takes in what the frame held that told of the dispatch
 }
 
 func newJournalRun(x *execution) *journalRun {
@@ -88,8 +88,12 @@ func (r *journalRun) dispatch(life context.Context) error {
 	}
 	start.Wait = r.wait(limit)
 	start.Wait.Inline = script.Inline
-	start.Drop, start.Sweep = r.l.journals.chores()
+	chores := r.l.journals.chores()
+	start.Drop, start.Sweep = chores.drop, chores.sweep
 	frame, err := r.ask(life, r.journal.Start(start), start.Wait)
+	if err != nil || frame.State != script.StateRunning && frame.State != script.StateLost {
+		r.l.journals.undone(chores)
+	}
 	if err != nil {
 		if e := failed(r.op, err); e.Dispatched == DispatchedNo || e.Kind == KindNotRunning || e.Kind == KindInvalid {
 			return r.l.observe(r.op, err) // nothing was sent, or there was nowhere to pass it on to
@@ -104,21 +108,22 @@ func (r *journalRun) dispatch(life context.Context) error {
 		r.dispatched = DispatchedUnknown
 		return &Error{Op: r.op, Kind: KindUncertain, Message: "the directory of the journals was taken away: whether the command was started is not known"}
 	case frame.State == script.StateUnwritable:
-		return &Error{Op: r.op, Kind: KindUnavailable, Retryable: true, Message: "the sandbox has no room for the command's journal; it was not started"}
+		r.dispatched = DispatchedUnknown
+		return &Error{Op: r.op, Kind: KindUncertain, Message: "the sandbox has no room for the command's journal: whether a copy of its dispatch started it, or will, is not known"}
 	case frame.State != script.StateRunning && frame.State != script.StateLost:
 		r.dispatched = DispatchedUnknown
 		return &Error{Op: r.op, Kind: KindProtocol, Message: "the reply to the command's dispatch makes no sense"}
 	}
-	r.begin()
-	// Taken by observe: a host may begin to read the output only once it knows that the command was dispatched.
-	r.first = func() error { return own(r.take(life, frame, start.Wait)) }
+	r.begin(frame, start.Wait)
 	return nil
 }
 
-// begin notes that the dispatch is known to have arrived.
-func (r *journalRun) begin() {
+// begin notes that the dispatch is known to have arrived. What the frame holds is left to observe: a host may begin to read
+// the output only once it knows that the command was dispatched.
+func (r *journalRun) begin(frame script.Frame, wait script.Wait) {
 	r.dispatched = DispatchedYes
 	r.begun.Store(true)
+	r.first = func(ctx context.Context) error { return own(r.take(ctx, frame, wait)) }
 }
 
 // noRoom reports that the command was not started, and will not be, for lack of room: for the journal, or, when the exit
@@ -127,7 +132,7 @@ func noRoom(f script.Frame) bool {
 	return f.State == script.StateFull || f.Exited && f.Process.ID == 0
 }
 
-// attach looks whether there is a journal, and whether streams that have ended reach to the offsets.
+// attach looks whether there is a journal.
 func (r *journalRun) attach(life context.Context) error {
 	wait := r.wait(0)
 	frame, err := r.ask(life, r.journal.Observe(wait), wait)
@@ -137,13 +142,9 @@ func (r *journalRun) attach(life context.Context) error {
 	case frame.State == script.StateGone || !frame.Claimed:
 		return &Error{Op: r.op, Kind: KindNotFound, Message: "the sandbox has nothing of the command any more"}
 	}
-	r.followed = true
-	err = r.take(life, frame, wait)
-	if r.out.done() && r.out.beyond() || r.errs.done() && r.errs.beyond() {
-		return r.beyond()
-	}
-	r.begin()
-	return own(err)
+	r.followed, r.over = true, frame.Exited
+	r.begin(frame, wait)
+	return nil
 }
 
 // resolve finds out what became of a dispatch without a reply, or with one that came from something on the way. If it has
@@ -177,8 +178,8 @@ func (r *journalRun) resolve(life context.Context, lost error) error {
 			r.dispatched = DispatchedNo
 			return errNoJournal
 		case frame.Process.ID != 0:
-			r.begin()
-			return own(r.take(life, frame, wait))
+			r.begin(frame, wait)
+			return nil
 		case frame.State != script.StateRunning && frame.State != script.StateUnwritable:
 			return unknown // it will not be started from now on, and may have been before
 		}
@@ -212,17 +213,15 @@ func (r *journalRun) ask(ctx context.Context, s script.Script, wait script.Wait)
 // asking changes nothing, and starts from the offsets reached. A command whose journal was removed under it is an error:
 // it is not to go on unseen.
 func (r *journalRun) observe(life, ctx context.Context) error {
-	if r.first != nil {
-		if err := r.first(); err != nil {
-			return err
-		}
-	}
 	if r.feeding {
 		feedCtx, cancel := context.WithCancel(life)
 		var feeding sync.WaitGroup
 		feeding.Go(func() { r.feed(feedCtx) })
 		defer feeding.Wait()
 		defer cancel()
+	}
+	if err := r.first(life); err != nil {
+		return err
 	}
 	var blind time.Time // since when nothing could be read
 	var pause backoff
@@ -328,7 +327,7 @@ func (r *journalRun) settle() error {
 	if r.login.Bwrap != nil && r.record.Started && !r.record.Wrapped {
 		r.l.unwrapped(r.record.Stale)
 	}
-	if (r.ended || r.stopConfirmed) && !r.left {
+	if (r.ended || r.stopConfirmed) && !r.left && !r.out.beyond() && !r.errs.beyond() {
 		r.l.journals.done(r.journal.ID, r.size())
 	}
 	switch {

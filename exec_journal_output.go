@@ -36,9 +36,10 @@ func (s *journalStream) done() bool { return s.at.Load() == script.Done }
 // beyond reports that the stream does not reach to the offset from which it was to be delivered.
 func (s *journalStream) beyond() bool { return s.output.skip > 0 && !s.cut && !s.gone }
 
-// complete reports that the exit is recorded, and all that the command wrote up to it delivered: both end marks were met.
+// complete reports that the exit is recorded, and all that the command wrote up to it delivered: both end marks were met, and
+// no writer failed.
 func (r *journalRun) complete() bool {
-	return r.record.Exited && r.out.end.Found() && r.errs.end.Found()
+	return r.record.Exited && r.out.end.Found() && r.errs.end.Found() && !r.stdout.failed && !r.stderr.failed
 }
 
 // size is what was delivered.

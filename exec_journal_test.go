@@ -1,12 +1,16 @@
 package leasehold
 
 import (
+	"bytes"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -355,6 +359,71 @@ func TestE1ARemovedDirectoryProvesNothing(t *testing.T) {
 			c.want(t, 1)
 			r.wantHits(t)
 		})
+	}
+}
+
+// TestE1NoRoomIsNoProof: a dispatch that found no room says nothing of its copies.
+func TestE1NoRoomIsNoProof(t *testing.T) {
+	r, _ := execRig(t, TransportJournal)
+	var count atomic.Int32
+	wire := &http.Transport{}
+	t.Cleanup(wire.CloseIdleConnections)
+	provider := rigProvider(t, r.server, Config{Transport: roundTripper(func(q *http.Request) (*http.Response, error) {
+		reply, err := wire.RoundTrip(q)
+		if err != nil || !strings.HasSuffix(q.URL.Path, "/process/execute") || count.Add(1) > 1 {
+			return reply, err
+		}
+		defer reply.Body.Close()
+		body, err := io.ReadAll(reply.Body)
+		if err != nil {
+			return nil, err
+		}
+		body = bytes.Replace(body, []byte(" run "), []byte(" unwritable "), 1)
+		reply.Body, reply.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+		reply.Header.Set("Content-Length", strconv.Itoa(len(body)))
+		return reply, nil
+	})})
+	t.Cleanup(func() {
+		if err := provider.Close(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	l, err := provider.Acquire(t.Context(), request())
+	if err != nil {
+		t.Fatal(err)
+	}
+	count.Store(0)
+	c := newCounter(t)
+	got, err := l.Executor().Run(t.Context(), Command{Script: c.script(), Profiles: ProfilesNone})
+	if e := wantError(t, err, KindUncertain); e.Retryable || e.Dispatched != DispatchedYes || got.ExitCode != 3 {
+		t.Errorf("Run() = %+v, %+v; want to be told that it was started", got, e)
+	}
+	c.want(t, 1)
+}
+
+// TestAJournalThatCouldNotBeRemovedIsRemovedLater: nobody knows whether a dispatch that failed came to it.
+func TestAJournalThatCouldNotBeRemovedIsRemovedLater(t *testing.T) {
+	r, l := execRig(t, TransportJournal)
+	taken := func() int {
+		l.journals.mu.Lock()
+		defer l.journals.mu.Unlock()
+		return len(l.journals.taken)
+	}
+	for range maxTaken {
+		l.journals.done(rand.Text(), 1)
+	}
+	r.server.SetFaults(emulator.Fault{Path: "/toolbox/*/process/execute", Action: emulator.StatusBefore, Status: 503, Count: -1})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, _ = l.Executor().Run(ctx, Command{Args: []string{"true"}}.on(l))
+	r.wantHits(t)
+	if got := taken(); got != maxTaken {
+		t.Errorf("%d journals are to be removed, want %d", got, maxTaken)
+	}
+	r.server.SetFaults()
+	mustRun(t, l, Command{Args: []string{"true"}}, finished(0, "", ""))
+	if got := taken(); got != 1 {
+		t.Errorf("%d journals are to be removed, want the last one", got)
 	}
 }
 

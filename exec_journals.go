@@ -79,16 +79,32 @@ func (p *journalPool) done(id string, bytes int64) {
 	p.bytes += bytes
 }
 
-// chores returns what the next dispatch is to do besides.
-func (p *journalPool) chores() (drop []string, sweep bool) {
+// chores are what a dispatch does besides.
+type chores struct {
+	drop  []string // ids of journals to remove
+	bytes int64    // that they hold
+	sweep bool
+}
+
+// chores returns those of the next dispatch.
+func (p *journalPool) chores() (c chores) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	sweep = p.count%sweepEvery == 0
+	c.sweep = p.count%sweepEvery == 0
 	p.count++
 	if len(p.taken) >= maxTaken || p.bytes >= maxTakenBytes {
-		drop, p.taken, p.bytes = p.taken, nil, 0
+		c.drop, c.bytes = p.taken, p.bytes
+		p.taken, p.bytes = nil, 0
 	}
-	return drop, sweep
+	return c
+}
+
+// undone gives back chores of a dispatch that may not have come to them. To remove a journal twice is harmless.
+func (p *journalPool) undone(c chores) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.taken = append(p.taken, c.drop...)
+	p.bytes += c.bytes
 }
 
 // close ends the running commands. If the sandbox will be kept, it removes the journals.

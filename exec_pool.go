@@ -35,6 +35,8 @@ type sessionPool struct {
 	held    []*session          // whose last command has ended, and had left something behind that holds its output
 	pace    time.Duration       // see look
 	deletes sync.WaitGroup
+	quit    context.Context    // ends what is done in the background; nil: nothing was begun
+	end     context.CancelFunc // ends quit
 }
 
 // session is a toolbox session. It belongs to one command, or to the pool.
@@ -43,6 +45,7 @@ type session struct {
 	fence uint64    // of the last dispatch
 	last  string    // the last command, unless the daemon has recorded its exit; until then the next one would have to wait
 	put   time.Time // when it was given back
+	dead  bool      // its shell is, and its deletion was begun
 }
 
 func (s *session) nextFence() uint64 {
@@ -265,10 +268,15 @@ func (p *sessionPool) later(l *Lease, do func(ctx context.Context)) {
 	if err != nil {
 		return
 	}
+	if p.quit == nil {
+		p.quit, p.end = context.WithCancel(context.Background())
+	}
+	quit := p.quit
 	p.deletes.Go(func() {
 		defer finish()
 		ctx, cancel := context.WithTimeout(daytona.Quiet(work), deleteTime)
 		defer cancel()
+		defer context.AfterFunc(quit, cancel)()
 		do(ctx)
 	})
 }
@@ -304,6 +312,10 @@ func (p *sessionPool) close(ctx context.Context, l *Lease) {
 		ids = append(ids, id)
 	}
 	p.idle, p.held = nil, nil
+	if p.end != nil {
+		defer p.end()
+		defer context.AfterFunc(ctx, p.end)()
+	}
 	p.mu.Unlock()
 	if box := l.resolved(); box != nil {
 		ctx, cancel := context.WithTimeout(daytona.Quiet(ctx), deleteTime)

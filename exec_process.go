@@ -59,10 +59,11 @@ type Attachment struct {
 
 // Attach goes on with a command that this host, before it restarted, or another one started, and whose reference it kept.
 // The sizes of the result count what is delivered from the offsets on: the next offsets are these sizes beyond From. When
-// ctx ends the command is stopped. What remains of Command.Timeout goes on.
+// ctx ends the command is stopped. What remains of Command.Timeout goes on; an exit that is recorded by now is had after it,
+// too.
 //
-// It fails with [ErrInvalid] if ref is not of this lease. So does [Process.Wait], or Attach at once, if the offsets turn out
-// to be beyond the end of the output. It fails with [ErrNotFound] if the sandbox has nothing of the command any more: its
+// It fails with [ErrInvalid] if ref is not of this lease. So does [Process.Wait] if the offsets turn out to be beyond the end
+// of the output. It fails with [ErrNotFound] if the sandbox has nothing of the command any more: its
 // result was taken some time ago, or is older than a day, or the files were lost. Its errors say of the command that it was
 // dispatched.
 //
@@ -82,9 +83,6 @@ func (x *Executor) Attach(ctx context.Context, ref CommandRef, a Attachment) (*P
 	if err != nil {
 		return nil, r.failure(err)
 	}
-	if !ref.Deadline.IsZero() {
-		r.cmd.Timeout = max(time.Until(ref.Deadline), 1)
-	}
 	r.ref, r.from, r.detached = &ref, a.From, true
 	return x.begin(ctx, op, r)
 }
@@ -101,11 +99,16 @@ func (x *Executor) begin(ctx context.Context, op string, r *execution) (*Process
 		defer close(p.done)
 		defer r.letGo(h)
 		ctx, span := x.l.p.span(ctx, op)
-		if err := r.run(ctx); err != nil {
-			p.err = r.failure(err)
-		}
-		p.result = r.result()
-		endSpan(span, p.err)
+		// Unless run returns: a writer may end its goroutine.
+		err := error(&Error{Kind: KindUncertain, Message: "a writer ended the goroutine that observed the command: how it ended is not known"})
+		defer func() {
+			if err != nil {
+				p.err = r.failure(err)
+			}
+			p.result = r.result()
+			endSpan(span, p.err)
+		}()
+		err = r.run(ctx)
 	}()
 	select {
 	case <-r.running:
@@ -255,7 +258,9 @@ func (p *Process) Format(s fmt.State, _ rune) {
 // Ref returns what [Executor.Attach] needs, in another process too.
 func (p *Process) Ref() CommandRef {
 	ref := CommandRef{Version: commandRefVersion, Sandbox: p.x.l.ref.Sandbox, Attempt: p.x.l.ref.Attempt}
-	if p.x.cmd.Timeout > 0 {
+	if p.x.ref != nil {
+		ref.Deadline = p.x.ref.Deadline
+	} else if p.x.cmd.Timeout > 0 {
 		ref.Deadline = p.x.began.Add(p.x.cmd.Timeout).Round(0).UTC()
 	}
 	p.x.transport.refer(&ref)

@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -280,6 +282,102 @@ func TestAnotherHostGoesOn(t *testing.T) {
 			for range 2 {
 				mustRun(t, l, Command{Args: []string{"echo", "next"}, Transport: tr}, finished(0, "next\n", ""))
 			}
+		}
+	})
+}
+
+// TestTheOutputMayBeReadLater reads it from a pipe once Attach, or a Start whose reply was lost, has returned.
+func TestTheOutputMayBeReadLater(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		r, l := execRig(t, tr)
+		read := func(in *io.PipeReader, out *io.PipeWriter, p *Process, err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+			go func() {
+				_, err := p.Wait()
+				out.CloseWithError(err)
+			}()
+			if got, err := io.ReadAll(in); err != nil || string(got) != "out\n" {
+				t.Errorf("read %q, %v", got, err)
+			}
+		}
+		in, out := io.Pipe()
+		r.server.SetFaults(emulator.Fault{Path: dispatchPath(tr), Action: emulator.DropAfter})
+		p, err := l.Executor().Start(t.Context(), Command{Script: "echo out", Stdout: out}.on(l))
+		read(in, out, p, err)
+		r.wantHits(t)
+		in, out = io.Pipe()
+		q, err := l.Executor().Attach(t.Context(), p.Ref(), Attachment{Stdout: out})
+		read(in, out, q, err)
+	})
+}
+
+// TestTheInputIsTakenBeforeTheOutputIsRead writes all of the input before it reads the output, which is there at once.
+func TestTheInputIsTakenBeforeTheOutputIsRead(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		stdin, in := io.Pipe()
+		out, stdout := io.Pipe()
+		p, err := l.Executor().Start(t.Context(), Command{Script: "echo first; wc -c", Stdin: stdin, Stdout: stdout}.on(l))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := in.Write(make([]byte, 300_000)); err != nil {
+			t.Fatal(err)
+		}
+		in.Close()
+		go func() {
+			_, err := p.Wait()
+			stdout.CloseWithError(err)
+		}()
+		if got, err := io.ReadAll(out); err != nil || string(got) != "first\n300000\n" {
+			t.Errorf("read %q, %v", got, err)
+		}
+	})
+}
+
+// TestE3AnExitIsHadAfterTheDeadline attaches when the command's time is over: to one that has ended, and to one that has not.
+func TestE3AnExitIsHadAfterTheDeadline(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		alive := filepath.Join(t.TempDir(), "alive")
+		p := started(t, t.Context(), l, Command{Script: "sleep 61 & echo $! >" + alive + "; echo out; exit 3", Timeout: time.Minute, Profiles: ProfilesNone})
+		if _, err := p.Wait(); err != nil {
+			t.Fatal(err)
+		}
+		ref := p.Ref()
+		ref.Deadline = time.Now().Add(-time.Hour).UTC()
+		q, err := l.Executor().Attach(t.Context(), ref, Attachment{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantEnd(t, q, finished(3, "out\n", "").on(tr))
+		if got := q.Ref(); got != ref {
+			t.Errorf("Ref() = %+v, want %+v", got, ref)
+		}
+		data, err := os.ReadFile(alive)
+		if err != nil {
+			t.Fatal(err)
+		}
+		pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+		if err != nil || processEnded(pid) {
+			t.Errorf("what the command left in the background was ended (%v)", err)
+		}
+
+		p = started(t, t.Context(), l, Command{Script: "echo ready; sleep 62", Profiles: ProfilesNone})
+		ref = p.Ref()
+		p.Detach()
+		_, _ = p.Wait()
+		ref.Deadline = time.Now().Add(-time.Hour).UTC()
+		if q, err = l.Executor().Attach(t.Context(), ref, Attachment{}); err != nil {
+			t.Fatal(err)
+		}
+		got, err := q.Wait()
+		wantError(t, err, KindTimeout)
+		if !got.TimedOut || !got.StopConfirmed {
+			t.Errorf("got %+v, want a timeout and a confirmed stop", got)
 		}
 	})
 }

@@ -55,6 +55,7 @@ type execution struct {
 	halted   chan struct{} // closed when a stop was tried; nil: nobody waits for that
 	ref      *CommandRef   // the command was dispatched before, and output is delivered
 	from     Offsets       // from here on
+	over     bool          // the exit was recorded by then
 
 	box       *daytona.Toolbox
 	transport transport
@@ -170,6 +171,9 @@ func (x *execution) attempt(ctx context.Context, t transport) error {
 	}()
 	err := t.dispatch(life)
 	if err == nil {
+		if x.ref != nil && !x.ref.Deadline.IsZero() && !x.over {
+			defer time.AfterFunc(time.Until(x.ref.Deadline), func() { abort(errLifetime) }).Stop()
+		}
 		if x.running != nil {
 			close(x.running)
 		}
@@ -224,11 +228,11 @@ func (x *execution) verdict(life context.Context, err error) error {
 	x.timedOut = x.stopped && errors.Is(context.Cause(life), errLifetime)
 	x.left = leaves(context.Cause(life))
 	settled := x.transport.settle()
-	var own *Error
+	own, _ := err.(*Error)
 	switch {
 	case err == errNoJournal && !x.stopped:
 		return err
-	case errors.As(err, &own) && own.Kind == KindIO:
+	case own != nil && own.Kind == KindIO:
 		return err
 	case context.Cause(life) == errInput:
 		return &Error{Op: x.op, Kind: KindIO, Message: "the command's input could not be read, and the command was stopped", cause: x.input.err}
@@ -283,10 +287,11 @@ func (x *execution) write(o *output, p []byte) error {
 	return nil
 }
 
-// isOwn reports that err is not the provider's: a writer of the caller failed.
+// isOwn reports that err was made here, as write does, and is not the provider's, in whose chain there may be an [*Error] of
+// another operation, as the cause of a context.
 func isOwn(err error) bool {
-	var own *Error
-	return errors.As(err, &own)
+	_, own := err.(*Error)
+	return own
 }
 
 // lost judges a failed read, when none has succeeded for some time. It returns nil if the next one may succeed.

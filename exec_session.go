@@ -112,6 +112,7 @@ func (r *sessionRun) dispatch(life context.Context) error {
 		if err := r.mourn(life, err); err != nil {
 			return err
 		}
+		r.session.dead = true
 		r.l.sessions.discard(r.l, r.box, r.session.id)
 		session, failure := r.l.sessions.create(life, r.l, r.box)
 		if failure != nil {
@@ -222,7 +223,14 @@ func (r *sessionRun) attach(life context.Context) error {
 	case err != nil:
 		return r.l.observe(r.op, err)
 	}
-	r.dispatched = DispatchedYes
+	r.dispatched, r.over = DispatchedYes, r.recorded != nil
+	if deadline := r.ref.Deadline; !r.over && !deadline.IsZero() && time.Until(deadline) <= 0 {
+		// The daemon records an exit once nobody holds the output any more, and the log has told of it by then.
+		ctx, cancel := context.WithTimeout(life, r.l.p.cfg.CallTimeout)
+		defer cancel()
+		log, _ := r.peruse(ctx, r.session.id, r.command, (*stream.Log).Complete)
+		r.over = log.Complete()
+	}
 	return nil
 }
 
@@ -331,7 +339,7 @@ func (r *sessionRun) stop(ctx context.Context) bool {
 // observation, which a writer may keep waiting.
 func (r *sessionRun) findProcess(ctx context.Context) (process stream.Process, known bool) {
 	r.mu.Lock()
-	process, command := r.process, r.command
+	process, session, command := r.process, r.session.id, r.command
 	r.mu.Unlock()
 	if process.ID != 0 {
 		return process, true
@@ -341,21 +349,30 @@ func (r *sessionRun) findProcess(ctx context.Context) (process stream.Process, k
 	}
 	ctx, cancel := context.WithTimeout(ctx, glanceTime)
 	defer cancel()
-	body, err := r.box.Logs(ctx, r.session.id, command)
+	log, err := r.peruse(ctx, session, command, func(log *stream.Log) bool { return log.Process().ID != 0 })
+	return log.Process(), err == nil
+}
+
+// peruse reads the log to its present end, or until it is enough, and delivers nothing.
+func (r *sessionRun) peruse(ctx context.Context, session, command string, enough func(*stream.Log) bool) (*stream.Log, error) {
+	log := stream.New(string(r.mark), func(stream.Stream, []byte) error { return nil })
+	body, err := r.box.Logs(ctx, session, command)
 	if err != nil {
-		return process, false
+		return log, err
 	}
 	defer body.Close()
-	log := stream.New(string(r.mark), func(stream.Stream, []byte) error { return nil })
 	read, buf := log.Open(), make([]byte, 32<<10)
-	for log.Process().ID == 0 {
+	for !enough(log) {
 		n, err := body.Read(buf)
 		_, _ = read.Write(buf[:n])
+		if err == io.EOF {
+			return log, nil
+		}
 		if err != nil {
-			return log.Process(), err == io.EOF
+			return log, err
 		}
 	}
-	return log.Process(), true
+	return log, nil
 }
 
 // stopGroup ends the command's process group, and reports whether it is confirmed to be empty. It leaves time for the
@@ -388,10 +405,10 @@ func (r *sessionRun) settle() error {
 		r.l.unwrapped(r.log.Stale())
 	}
 	clean := r.log.Complete() || r.dispatched == DispatchedNo
-	gone := r.stopConfirmed && r.deleted == r.session.id
+	gone := r.session.dead || r.stopConfirmed && r.deleted == r.session.id
 	// The session of another host's command stays until the lease is given back: that host may go on with it, and only it
 	// knows the fence of the last dispatch.
-	kept := !r.stopped && clean && (r.ref != nil || r.release())
+	kept := !gone && !r.stopped && clean && (r.ref != nil || r.release())
 	if !gone && !kept {
 		r.l.sessions.discard(r.l, r.box, r.session.id)
 	}
@@ -433,7 +450,7 @@ func (r *sessionRun) release() bool {
 // report says what is known.
 func (r *sessionRun) report(result *Result) {
 	result.Transport, result.Fidelity, result.Delivery = TransportSession, FidelityLines, r.delivered
-	result.Complete = r.log.Complete() && r.log.Started()
+	result.Complete = r.log.Complete() && r.log.Started() && !r.stdout.failed && !r.stderr.failed
 	result.Wrapped = r.log.Wrapped()
 	if r.log.Damaged() {
 		result.Fidelity = FidelityDamaged
@@ -452,5 +469,7 @@ func (r *sessionRun) report(result *Result) {
 }
 
 func (r *sessionRun) refer(ref *CommandRef) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	ref.Transport, ref.ID, ref.Session, ref.Command, ref.Mark = TransportSession, r.id, r.session.id, r.command, string(r.mark)
 }

@@ -24,6 +24,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/leasehold-go/leasehold/internal/daytona"
 	"github.com/leasehold-go/leasehold/internal/emulator"
 	"github.com/leasehold-go/leasehold/internal/script"
 )
@@ -182,7 +183,82 @@ func TestAWriterThatDoesNotReturnStopsTheCommand(t *testing.T) {
 				mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
 			})
 		}
+		t.Run("goexit under Start", func(t *testing.T) {
+			_, l := execRig(t, tr)
+			p, err := l.Executor().Start(t.Context(), Command{Script: "echo x; sleep 68", Stdout: writerFunc(func([]byte) (int, error) { runtime.Goexit(); return 0, nil })}.on(l))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, err := p.Wait()
+			wantError(t, err, KindUncertain)
+			if got.Dispatched != DispatchedYes || !got.StopConfirmed || got.Complete || got.ExitCode == 0 {
+				t.Errorf("got %+v, want a confirmed stop, and no output or exit that was not seen", got)
+			}
+		})
 	})
+}
+
+func TestE2WhatAWriterDidNotTakeIsNotComplete(t *testing.T) {
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		broken := writerFunc(func([]byte) (int, error) { return 0, io.ErrClosedPipe })
+		for name, cmd := range map[string]Command{"stdout": {Script: "echo x", Stdout: broken}, "stderr": {Script: "echo x >&2", Stderr: broken}} {
+			if got, _ := runFails(t, t.Context(), l, cmd, KindIO, DispatchedYes); got.Complete {
+				t.Errorf("%s: got %+v, want what is not complete", name, got)
+			}
+		}
+	})
+}
+
+// TestAContextsCauseIsNotAWriters: it may be an error of this package's, from another command of an errgroup.
+func TestAContextsCauseIsNotAWriters(t *testing.T) {
+	sibling := &Error{Op: "run", Kind: KindIO}
+	if err := (&daytona.Error{Reason: daytona.ReasonCanceled, Cause: sibling}); isOwn(err) || !isOwn(sibling) {
+		t.Error("the error of another command passes for that of a writer")
+	}
+}
+
+func TestADeadSessionIsNotGivenBack(t *testing.T) {
+	r, l := execRig(t, TransportSession)
+	signalProcess(t, l, "KILL", shellOf(t, l))
+	eventually(t, "the session takes no command", func() bool {
+		_, err := l.resolved().StartCommand(t.Context(), sessionIDs(l)[0], "true")
+		return err != nil
+	})
+	r.server.SetFaults(emulator.Fault{Method: "POST", Path: "/toolbox/*/process/session", Action: emulator.StatusBefore, Status: 502, Count: -1})
+	runFails(t, t.Context(), l, Command{Args: []string{"true"}}, KindUnavailable, DispatchedNo)
+	l.sessions.mu.Lock()
+	idle := len(l.sessions.idle)
+	l.sessions.mu.Unlock()
+	if idle != 0 {
+		t.Errorf("%d sessions wait for commands, and the only one is dead", idle)
+	}
+	r.wantHits(t)
+	r.server.SetFaults()
+}
+
+// TestAReferenceIsReadAtAnyTime is for the race detector: a delivery is chosen while the command is observed.
+func TestAReferenceIsReadAtAnyTime(t *testing.T) {
+	_, l := execRig(t, TransportSession)
+	r := newSessionRun(&execution{l: l, ref: &CommandRef{}, stdout: newOutput(nil, 0), stderr: newOutput(nil, 0)})
+	var wg sync.WaitGroup
+	wg.Go(func() { r.observing("twin") })
+	wg.Go(func() { r.use(&session{id: "other"}) })
+	r.refer(new(CommandRef))
+	wg.Wait()
+}
+
+// TestGivingBackEndsWithItsContext: so does what is done in the background then.
+func TestGivingBackEndsWithItsContext(t *testing.T) {
+	_, l := execRig(t, TransportSession)
+	l.sessions.later(l, func(ctx context.Context) { <-ctx.Done() })
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	began := time.Now()
+	l.sessions.close(ctx, l)
+	if took := time.Since(began); took >= deleteTime {
+		t.Errorf("it took %v", took)
+	}
 }
 
 func TestALeaseIsGivenBackWithoutWaitingForInput(t *testing.T) {
