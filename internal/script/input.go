@@ -76,6 +76,6 @@ func (j Journal) Feed(n int, data []byte, end bool, w Wait) Script {
 	if end {
 		release = `echo 1<>"$_record.k"`
 	}
-	w.Output = false
+	w.Output, w.Stdout, w.Stderr = false, Done, Done
 	return j.script(j.open(w, 0) + waiting + "if [ ! -p \"$_record.in\" ]; then frame gone; exit; fi\n" + fmt.Sprintf(feed, n, write, release, meanwhile, ticks))
 }
