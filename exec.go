@@ -25,7 +25,7 @@ const (
 	ProfilesNone ProfilePolicy = "none"
 )
 
-// DefaultCaptureLimit is how much of each stream a [Result] holds when [Command] has no writer for it and no limit.
+// DefaultCaptureLimit is how many bytes of each stream a [Result] holds when [Command] has no writer for it and no limit.
 const DefaultCaptureLimit = 1 << 20
 
 // Command is one command to run. Exactly one of Args and Script must be set; the zero value of every other field is useful.
@@ -128,8 +128,8 @@ type Result struct {
 	// ExitCode is the command's exit code, if Exited. A command that died by signal n has 128+n, as shells say it, and
 	// so has one that exits with that number. -1 otherwise: a missing exit code is never 0.
 	ExitCode int
-	// Exited reports that the command's exit was recorded. It may have been beside an error: a command that is stopped for
-	// its Timeout, or at the end of the context, exits as well.
+	// Exited reports that the command's exit was recorded. That may be so beside an error: a command that is stopped for its
+	// Timeout, or at the end of the context, exits as well.
 	Exited bool
 	// Complete reports that both streams were delivered up to the exit. What children in the background write later is
 	// not part of them.

@@ -193,7 +193,7 @@ func (p *Process) signalError(err error) error {
 }
 
 // Kill ends the command at once. On the journal transport it sends the signal KILL, and Wait returns the exit that follows.
-// On a session the command is stopped: Kill waits for that, for a few seconds at most, and Wait fails with [ErrCanceled]. If
+// On a session the command is stopped: Kill waits for that, for 8 s at most, and Wait fails with [ErrCanceled]. If
 // it is not confirmed that it runs no more, Kill fails with [ErrUncertain], and can be tried again. Otherwise the errors are
 // those of Signal.
 func (p *Process) Kill(ctx context.Context) error {

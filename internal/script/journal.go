@@ -10,16 +10,18 @@ import (
 // Journal writes the scripts of one command that keeps its own record in the sandbox. Each script is the input of the
 // shell that POST /process/execute starts, in any of sh, dash, bash, zsh and busybox, and prints one frame: see [ReadFrame].
 //
-// The journal is a set of files in a private directory, $TMPDIR/.leasehold-<uid>:
-//
-// Where TMPDIR is not absolute, or holds a newline, it is /tmp.
+// The journal is a set of files in a private directory, $TMPDIR/.leasehold-<uid>, or /tmp/.leasehold-<uid> where TMPDIR is
+// not absolute, or holds a newline:
 //
 //	<id>    the record. Creating it exclusively (noclobber is open with O_EXCL) is the once-only guard: whoever creates
 //	        it starts the command, everybody else observes it. Then it takes lines, each written at once, through a
-//	        descriptor that the command itself does not get: "pid <process> <start time>", "wrapped" or "stale" of a
-//	        command with a wrapper, which has a second process, and the first is of the shell around it, "started" or "nodir",
-//	        "exit <code>", and of the streams, o and e, "empty o", "cut o" or "copied o". They fit into the block that
-//	        the first of them reserves, so that a disk which is full by the time the command ends does not cost its exit
+//	        descriptor that the command itself does not get. First comes an empty one, which reserves the block that all
+//	        fit into, so that a disk which is full by the time the command ends does not cost its exit. The others are:
+//	          pid <process> <start time>  of the command. If it has a wrapper, there are two: the first is of the shell around that
+//	          wrapped, stale              the wrapper let the command begin, or there is none, see [Bwrap]
+//	          started, nodir              the command takes over, or its directory could not be entered
+//	          exit <code>
+//	          empty o, cut o, copied o    the end of standard output; of standard error, with an e
 //	<id>.o  standard output, byte for byte, and then the end mark, unless the record says "empty o"
 //	<id>.e  standard error, likewise
 //	<id>.*  what else is needed

@@ -1,5 +1,6 @@
-// Package script writes POSIX shell: quoting, the environment, the profiles, and the wrapper that starts a command at
-// most once in a session shell. It is pure: no input or output, no clock, no randomness of its own.
+// Package script writes POSIX shell: quoting, the environment, the profiles, the journal of a command, the wrapper that starts
+// one at most once in a session's shell, those of terminals and of channels, and the advisory one around a command (bwrap).
+// It is pure: no input or output, no clock, no randomness of its own.
 package script
 
 import (
