@@ -8,7 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/leasehold-go/leasehold/internal/daytona"
 	"github.com/leasehold-go/leasehold/internal/script"
 )
 
@@ -191,21 +190,6 @@ func (r *feeder) feed(ctx context.Context) {
 			return
 		}
 	}
-}
-
-// ask runs a script that prints a frame with this mark.
-func (x *execution) ask(ctx context.Context, mark string, s script.Script, wait script.Wait) (script.Frame, error) {
-	ctx, cancel := context.WithTimeout(ctx, wait.Limit+replyTime)
-	defer cancel()
-	reply, err := x.box.ExecuteEnv(ctx, s.Command, s.Env, 0)
-	if err != nil {
-		return script.Frame{}, err
-	}
-	frame, err := script.ReadFrame(mark, reply.Output, wait.Inline)
-	if err != nil {
-		return frame, &daytona.Error{Op: daytona.OpExecute, Reason: daytona.ReasonDecode, Status: 200, Dispatch: daytona.DispatchYes}
-	}
-	return frame, nil
 }
 
 // readInput looks whether the input is small enough to ride in the dispatch.

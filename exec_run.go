@@ -3,7 +3,6 @@ package leasehold
 import (
 	"context"
 	"errors"
-
 	"time"
 
 	"github.com/leasehold-go/leasehold/internal/daytona"
@@ -36,6 +35,15 @@ var errNoJournal = errors.New("there is no room for a journal")
 
 // errLifetime is the cause of a context that ended because Command.Timeout was over.
 var errLifetime = errors.New("the command's timeout was over")
+
+const (
+	// resolveTime bounds the attempts to find out whether a dispatch whose reply was lost has arrived.
+	resolveTime = 15 * time.Second
+	// resolveCall bounds each request of it.
+	resolveCall = 5 * time.Second
+	// maxRefusals is how many refusals end them.
+	maxRefusals = 3
+)
 
 // blindTime is how long every read may fail before a command counts as lost from sight.
 const blindTime = 5 * time.Minute
@@ -292,6 +300,36 @@ func (x *execution) write(o *output, p []byte) error {
 func isOwn(err error) bool {
 	_, own := err.(*Error)
 	return own
+}
+
+// own returns err if it is a writer's.
+func own(err error) error {
+	if isOwn(err) {
+		return err
+	}
+	return nil
+}
+
+// refused reports an answer of the proxy's by which it keeps a request to itself. In place of a dispatch's reply it proves
+// nothing, since the request may have been delivered once before.
+func refused(err error) bool {
+	var remote *daytona.Error
+	return errors.As(err, &remote) && (remote.Unauthorized() || remote.Forbidden() || remote.RateLimited())
+}
+
+// ask runs a script that prints a frame with this mark.
+func (x *execution) ask(ctx context.Context, mark string, s script.Script, wait script.Wait) (script.Frame, error) {
+	ctx, cancel := context.WithTimeout(ctx, wait.Limit+replyTime)
+	defer cancel()
+	reply, err := x.box.ExecuteEnv(ctx, s.Command, s.Env, 0)
+	if err != nil {
+		return script.Frame{}, err
+	}
+	frame, err := script.ReadFrame(mark, reply.Output, wait.Inline)
+	if err != nil {
+		return frame, &daytona.Error{Op: daytona.OpExecute, Reason: daytona.ReasonDecode, Status: 200, Dispatch: daytona.DispatchYes}
+	}
+	return frame, nil
 }
 
 // lost judges a failed read, when none has succeeded for some time. It returns nil if the next one may succeed.

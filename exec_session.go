@@ -17,15 +17,6 @@ import (
 	"github.com/leasehold-go/leasehold/internal/stream"
 )
 
-const (
-	// resolveTime bounds the attempts to find out whether a dispatch whose reply was lost has arrived.
-	resolveTime = 15 * time.Second
-	// resolveCall bounds each request of it.
-	resolveCall = 5 * time.Second
-	// maxRefusals is how many refusals end them.
-	maxRefusals = 3
-)
-
 // sessionRun is one command on the session transport: dispatched once to a session's shell, and observed in its log. An input
 // that does not fit into the dispatch is fed into a pipe beside it.
 type sessionRun struct {
@@ -283,13 +274,6 @@ func (r *sessionRun) resolve(life context.Context, lost error) error {
 			return unknown
 		}
 	}
-}
-
-// refused reports an answer of the proxy's by which it keeps a request to itself. In place of a dispatch's reply it proves
-// nothing, since the request may have been delivered once before.
-func refused(err error) bool {
-	var remote *daytona.Error
-	return errors.As(err, &remote) && (remote.Unauthorized() || remote.Forbidden() || remote.RateLimited())
 }
 
 // twins returns the daemon's ids of this command in the session's list: more than one if the dispatch was delivered more

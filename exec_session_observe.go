@@ -356,14 +356,6 @@ func (r *sessionRun) poll(life, ctx context.Context) error {
 	}
 }
 
-// own returns err if it is a writer's.
-func own(err error) error {
-	if isOwn(err) {
-		return err
-	}
-	return nil
-}
-
 // shellLook is what the looks at the session's shell have shown.
 type shellLook struct {
 	at      time.Time // of the last one
