@@ -1,0 +1,274 @@
+//go:build unix
+
+package script_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/leasehold-go/leasehold/internal/script"
+)
+
+// until is what a command does until a file is there.
+func until(file string) string { return "until [ -e '" + file + "' ]; do sleep 0.01; done; " }
+
+// touch makes such a file.
+func touch(t *testing.T, file string) {
+	t.Helper()
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// briefly is a wait of a few ticks.
+var briefly = script.Wait{Limit: 5 * script.Tick, Inline: script.Inline}
+
+// TestE3WhatMayNotBeSignalledIsNotLost has a user's command become root's, as sudo does.
+func TestE3WhatMayNotBeSignalledIsNotLost(t *testing.T) {
+	setpriv, err := exec.LookPath("setpriv")
+	if err != nil {
+		missing(t, "setpriv")
+	}
+	if os.Getuid() != 0 {
+		t.Skip("only root can make a program that becomes root's")
+	}
+	eachJournal(t, func(t *testing.T, j journals) {
+		home, err := os.MkdirTemp("/var/tmp", "lh-") // the test's own directories are closed to others
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := os.RemoveAll(home); err != nil {
+				t.Error(err)
+			}
+		})
+		j.home, j.uid = home, 65534
+		if err := os.Chown(home, int(j.uid), int(j.uid)); err != nil {
+			t.Fatal(err)
+		}
+		program, err := os.ReadFile(setpriv)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sudo, gate := filepath.Join(home, "sudo"), filepath.Join(home, "gate")
+		if err := os.WriteFile(sudo, program, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chmod(sudo, 0o755|os.ModeSetuid); err != nil {
+			t.Fatal(err)
+		}
+		s := start("exec " + sudo + " --reuid 0 --regid 0 --clear-groups sh -c " + script.Quote("id -u; "+until(gate)+"exit 3"))
+		s.Wait.Output = true
+		if got := j.run(t, journal("sudo").Start(s)); got.Stdout.Bytes != "0\n" {
+			t.Fatalf("got %+v, want a command of root's", got)
+		}
+		if got := j.run(t, journal("sudo").Observe(briefly)); got.State != script.StateRunning || got.Exited {
+			t.Errorf("got %+v, want a running command", got)
+		}
+		if got := j.run(t, journal("sudo").Signal("TERM", script.Process{})); got.State != script.StateRefused {
+			t.Errorf("got %+v, want that the signal was refused", got)
+		}
+		touch(t, gate)
+		if got := j.run(t, journal("sudo").Observe(patient)); got.Exit != 3 {
+			t.Errorf("got %+v, want exit 3", got)
+		}
+		if got := j.run(t, journal("sudo").Signal("TERM", script.Process{})); got.State != script.StateRunning || !got.Exited {
+			t.Errorf("got %+v, want to be told of the exit", got)
+		}
+	})
+}
+
+// TestE3AProcessMayHaveAnyName gives the command's process a name of two lines, the second of which looks like its end.
+func TestE3AProcessMayHaveAnyName(t *testing.T) {
+	if _, err := os.Stat("/proc/self/comm"); err != nil {
+		t.Skip("processes have no name here")
+	}
+	eachJournal(t, func(t *testing.T, j journals) {
+		s := start(`printf 'a\nb) Z 1' >/proc/$$/comm; echo ready; sleep 61 & wait`)
+		s.Wait.Output = true
+		got := j.run(t, journal("name").Start(s))
+		pid := got.Process.ID
+		if got.Stdout.Bytes != "ready\n" || pid == 0 {
+			t.Fatalf("got %+v, want a running command", got)
+		}
+		t.Cleanup(func() { _ = syscall.Kill(-pid, syscall.SIGKILL) })
+		if got := j.run(t, journal("name").Observe(briefly)); got.State != script.StateRunning {
+			t.Errorf("got %+v, want a running command", got)
+		}
+		if got := run(t, shell(t, j.argv, j.home, "-c", script.Look(pid))); got.Stdout != script.LookAlive+"\n" {
+			t.Errorf("the look says %q", got.Stdout)
+		}
+		if got := j.run(t, journal("name").Stop(patient, script.Process{})); got.State != script.StateStopped || got.Exit != 143 {
+			t.Errorf("got %+v, want stopped, exit 143", got)
+		}
+	})
+}
+
+// without returns a directory for PATH that has all programs but one.
+func without(t *testing.T, name string) string {
+	t.Helper()
+	dir := t.TempDir()
+	for _, from := range filepath.SplitList(os.Getenv("PATH")) {
+		entries, _ := os.ReadDir(from)
+		for _, e := range entries {
+			if e.Name() != name {
+				_ = os.Symlink(filepath.Join(from, e.Name()), filepath.Join(dir, e.Name())) // the first one counts
+			}
+		}
+	}
+	return dir
+}
+
+// TestE3AStopIsNoExit: a command that a signal stops goes on when another one says so. Bash tells of both, where it controls
+// jobs in place of setsid.
+func TestE3AStopIsNoExit(t *testing.T) {
+	eachJournal(t, func(t *testing.T, j journals) {
+		if j.argv[0] == "zsh" {
+			t.Skip("zsh continues what it waits for")
+		}
+		for id, path := range map[string]string{"setsid": "", "no-setsid": without(t, "setsid")} {
+			s := start("sleep 0.1; kill -STOP $$; exit 3")
+			s.Wait.Limit = briefly.Limit
+			if j.env = nil; path != "" {
+				j.env, s.Login.Profiles = []string{"PATH=" + path}, script.LoginProfiles // bash is the shell for these
+			}
+			got := j.run(t, journal(id).Start(s))
+			for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+				if stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", got.Process.ID)); strings.Contains(string(stat), ") T ") {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("got %+v, want a stopped command", got)
+				}
+				got = j.run(t, journal(id).Observe(script.Wait{}))
+			}
+			if got := j.run(t, journal(id).Observe(briefly)); got.State != script.StateRunning || got.Exited {
+				t.Errorf("got %+v, want a command that has not ended", got)
+			}
+			if got := j.run(t, journal(id).Signal("CONT", script.Process{})); got.State != script.StateSent {
+				t.Errorf("got %+v, want that the signal was sent", got)
+			}
+			j.wantFrame(t, j.run(t, journal(id).Observe(patient)), ended(3, "", ""))
+		}
+	})
+}
+
+func TestSignalsHaveTheSameNamesInAllShells(t *testing.T) {
+	eachShell(t, func(t *testing.T, argv []string) {
+		got := run(t, shell(t, argv, t.TempDir(), "-c", `for s in `+strings.Join(script.Signals, " ")+`; do sleep 62 & kill -$s $! || echo $s; kill -KILL $!; done`))
+		if got.Stdout != "" && (argv[0] != "zsh" || got.Stdout != "ABRT\n") {
+			t.Errorf("unknown: %q", got.Stdout)
+		}
+	})
+}
+
+// TestE4ChildrenMayWriteOnWhenNobodyListens has a child in the background write first once the command and every request have
+// ended.
+func TestE4ChildrenMayWriteOnWhenNobodyListens(t *testing.T) {
+	eachJournal(t, func(t *testing.T, j journals) {
+		end, speak, lived := filepath.Join(j.home, "end"), filepath.Join(j.home, "speak"), filepath.Join(j.home, "lived")
+		s := start(until(end) + "(" + until(speak) + "echo late; echo late >&2; : >" + lived + ") & exit 3")
+		s.Wait.Limit = briefly.Limit
+		if got := j.run(t, journal("child").Start(s)); got.Exited {
+			t.Fatalf("got %+v, want a running command", got)
+		}
+		touch(t, end)
+		if got := j.run(t, journal("child").Observe(script.Wait{Limit: time.Minute})); got.Exit != 3 {
+			t.Errorf("got %+v, want exit 3", got)
+		}
+		touch(t, speak)
+		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+			if _, err := os.Stat(lived); err == nil {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatal("the child died of what it wrote")
+			}
+		}
+	})
+}
+
+// TestE2AKilledCopierIsNoFullDisk kills what copies the output into the file.
+func TestE2AKilledCopierIsNoFullDisk(t *testing.T) {
+	eachJournal(t, func(t *testing.T, j journals) {
+		gate := filepath.Join(j.home, "gate")
+		s := start("echo x; " + until(gate) + "echo y; exit 3")
+		s.Wait.Output = true
+		got := j.run(t, journal("copier").Start(s))
+		links, err := filepath.Glob("/proc/[0-9]*/fd/1")
+		if err != nil || len(links) == 0 {
+			t.Skip("processes cannot be found here")
+		}
+		killed := 0
+		for _, link := range links {
+			name, _ := os.ReadFile(filepath.Join(link, "../../comm"))
+			file, _ := os.Readlink(link)
+			if pid := 0; file == filepath.Join(got.Dir, "copier.o") && string(name) == "cat\n" {
+				if _, err := fmt.Sscanf(link, "/proc/%d", &pid); err != nil {
+					t.Fatal(err)
+				}
+				if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+					t.Fatal(err)
+				}
+				killed++
+			}
+		}
+		touch(t, gate)
+		got = j.run(t, journal("copier").Observe(patient))
+		if killed != 1 || got.Exit != 3 || got.Stdout.Bytes != "x\n" || got.Stdout.Cut || !got.Stdout.Last {
+			t.Errorf("killed %d, got %+v; want exit 3, and an output without its end for no reason that is known", killed, got)
+		}
+	})
+}
+
+// TestE1AMarkOfARefusalProvesNothingWhileThereIsARecord: whoever refuses for lack of room may be too late to see the record,
+// and too late to be seen.
+func TestE1AMarkOfARefusalProvesNothingWhileThereIsARecord(t *testing.T) {
+	eachJournal(t, func(t *testing.T, j journals) {
+		unique := func(name string) (script.Journal, string) {
+			id := fmt.Sprintf("%s-%s-%d", name, filepath.Base(j.argv[0]), os.Getpid())
+			refusal := fmt.Sprintf("/dev/shm/.leasehold-%d-%s", os.Getuid(), id)
+			t.Cleanup(func() { _ = os.Remove(refusal) })
+			return journal(id), refusal
+		}
+		gate := filepath.Join(j.home, "gate")
+		begun, refusal := unique("begun")
+		s := start(until(gate) + "exit 3")
+		s.Wait.Limit = briefly.Limit
+		dir := j.run(t, begun.Start(s)).Dir
+		touch(t, refusal)
+		for kind, text := range map[string]script.Script{"copy": begun.Start(s), "settle": begun.Settle(briefly)} {
+			if got := j.run(t, text); got.State != script.StateRunning || got.Process.ID == 0 {
+				t.Errorf("%s: got %+v, want to be told of the command that runs", kind, got)
+			}
+		}
+		touch(t, gate)
+		if got := j.run(t, begun.Stop(patient, script.Process{})); got.State != script.StateStopped || !got.Exited {
+			t.Errorf("got %+v, want stopped", got)
+		}
+
+		open, refusal := unique("open")
+		touch(t, filepath.Join(dir, open.ID))
+		touch(t, refusal)
+		if got := j.run(t, open.Settle(briefly)); got.State != script.StateUnwritable {
+			t.Errorf("got %+v, want that nothing is known while somebody has the record", got)
+		}
+
+		refused, refusal := unique("refused")
+		touch(t, refusal)
+		for range 2 {
+			if got := j.run(t, refused.Start(start("touch "+j.home+"/ran"))); got.State != script.StateFull {
+				t.Errorf("got %+v, want that there is no room", got)
+			}
+		}
+		if _, err := os.Stat(j.home + "/ran"); err == nil {
+			t.Error("a command ran that had been refused")
+		}
+	})
+}
