@@ -135,8 +135,8 @@ set -- ${_line##*) }
 // and then looks for the other's, so at least one sees both.
 //
 // Whoever created the record, and has looked before there was the mark, has begun. So the mark of somebody else proves
-// nothing while there is a record: it is awaited that who created it writes there that it begins, or into the mark that it
-// does not.
+// nothing while there is a record: it is awaited that who created it writes there which process it began, or into the mark
+// that it does not begin.
 //
 // That there ever was a directory is noted in memory, too, and in the directory which journal brought it about: a directory
 // that was removed, or removed and made again, proves nothing about what there was before, and neither does one that can no
@@ -160,10 +160,10 @@ fi
 if [ "$_won" ]; then ` + full + `fi
 for _try in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
 if [ -s "$_refusal" ] || [ ! -e "$_record" ]; then frame full; exit; fi
-if [ -s "$_record" ]; then break; fi
+if exited || [ "$_process" ]; then break; fi
 sleep 0.05
 done
-if [ ! -s "$_record" ]; then frame unwritable; exit; fi
+if [ ! "$_exit" ] && [ ! "$_process" ]; then frame unwritable; exit; fi
 fi
 if [ ! -f "$_record" ]; then frame unwritable; exit; fi
 `)
