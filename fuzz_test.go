@@ -334,7 +334,7 @@ func FuzzConsole(f *testing.F) {
 	f.Add(true, []byte(say+"started 1\n"+say+"out 0\n"), 30, 4000, "")
 	f.Add(true, []byte(say+"started 1\nx"+say+"exit 3\n"), 30, 1000, exited)
 	var current atomic.Pointer[consoleInput]
-	box := &ptyBox{Handler: http.HandlerFunc((&world{}).toolbox), marks: make(map[string]string), over: context.Background()}
+	box := &ptyBox{Handler: http.HandlerFunc((&world{}).toolbox), marks: make(map[string]string), envs: make(map[string]map[string]string), over: context.Background()}
 	box.terminal = func(c *ptyBoxConn) { current.Load().play(c) }
 	r := newRig(f, Config{}, emulator.Options{InMemory: true, Toolbox: box})
 	l, err := r.Acquire(context.Background(), request())

@@ -77,6 +77,16 @@ func (c *ptyBoxConn) drain() {
 // stare does not read.
 func (c *ptyBoxConn) stare() { <-c.ctx.Done() }
 
+// takes makes a terminal of this id, and reports whether there is one already.
+func (b *ptyBox) takes(id string, env map[string]string) (taken bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if _, taken = b.marks[id]; !taken {
+		b.marks[id], b.envs[id] = script.CarriedMark(env), env
+	}
+	return taken
+}
+
 func (b *ptyBox) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	mux := http.NewServeMux()
 	mux.Handle("/", b.Handler)
@@ -86,12 +96,7 @@ func (b *ptyBox) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			Envs map[string]string
 		}
 		_ = json.NewDecoder(r.Body).Decode(&request)
-		b.mu.Lock()
-		_, taken := b.marks[request.ID]
-		if !taken {
-			b.marks[request.ID], b.envs[request.ID] = script.CarriedMark(request.Envs), request.Envs
-		}
-		b.mu.Unlock()
+		taken := b.takes(request.ID, request.Envs)
 		if b.create != nil {
 			b.create(r)
 		}

@@ -42,7 +42,7 @@ if command -v perl >/dev/null; then perl -e 'alarm shift; exec @ARGV or exit 127
 `)
 
 // probe is run with the workspace, the limit in seconds, and that of a single call of sudo. What hangs ends the probe.
-var probe = stopGroup + alarmed + code(`workspace=$1 limit=$2 alarm=$3
+var probe = describe + stopGroup + alarmed + code(`workspace=$1 limit=$2 alarm=$3
 say() { printf '%s %s\n' $1 "$user"; exit; }
 works() {
 "$@" >/dev/null

@@ -34,7 +34,7 @@ const programs = "'[' alias base64 cat cd cksum command dd echo env exec exit fa
 // What the shell's own start-up files did to it, or functions in the daemon's environment, is not to change the meaning of
 // the rest.
 var setup = code(`exec 2>/dev/null
-unset -f ` + programs + `
+unset -f `+programs+`
 if [ "${ZSH_VERSION-}" ]; then emulate sh; fi
 set +fuvxC
 unset IFS
@@ -112,14 +112,6 @@ alive() {
 exists $_process $_birth || { [ "$_launcher" ] && [ $_launcher != $_process ] && exists $_launcher $_launched; }
 }
 
-# Reads what the system says of the process $1: all that follows its name is then behind the last ") " of _line. The name
-# may hold anything, newlines included.
-describe() {
-_line=
-while read -r _rest; do _line=$_rest; done <"/proc/$1/stat"
-[ "$_line" ]
-}
-
 # True while there is the process $1, which started at $2 if that is known. That the user may not signal it proves nothing.
 exists() {
 if [ ! -e /proc/self/stat ]; then kill -0 $1; return; fi
@@ -128,7 +120,7 @@ _since=${2-}
 set -- ${_line##*) }
 [ "$1" != Z ] && { [ ! "$_since" ] || [ "${20}" = "$_since" ]; }
 }
-`)
+`) + describe
 
 // claim makes the directory if need be and tries to create the record. Afterwards _won is set if it did. A disk without room
 // for that leaves a mark in memory, for copies of the script that find room later: each side first leaves its own mark

@@ -2,7 +2,18 @@ package script
 
 import "fmt"
 
-// stopGroup defines end_group, which ends the process $_process with its process group, its session and all descendants,
+// describe defines the function of that name.
+var describe = code(`
+# Reads what the system says of the process $1: all that follows its name is then behind the last ") " of _line. The name
+# may hold anything, newlines included.
+describe() {
+_line=
+while read -r _rest; do _line=$_rest; done <"/proc/$1/stat"
+[ "$_line" ]
+}
+`)
+
+// stopGroup, with describe, defines end_group, which ends the process $_process with its process group, its session and all descendants,
 // and is true once none of them is left: it asks (SIGTERM), kills after 2 s, and gives up after 3 s. An orphan that stayed in
 // the group or the session belongs to it, a daemon that has left both and its ancestors does not. $_birth is the start time
 // of the process, if that is known: a process of the same number that started at another time is a stranger, and while a
