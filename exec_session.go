@@ -55,6 +55,7 @@ func newSessionRun(x *execution) *sessionRun {
 func (r *sessionRun) newLog() *stream.Log {
 	r.stdout.skip, r.stderr.skip = r.from.Stdout, r.from.Stderr // of a log that is read from its beginning
 	return stream.New(string(r.mark), func(s stream.Stream, p []byte) error {
+		r.meet()
 		if s == stream.Stderr {
 			return r.write(r.stderr, p)
 		}

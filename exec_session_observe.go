@@ -199,15 +199,23 @@ func (r *sessionRun) follow(ctx context.Context) (socketEnd, error) {
 // take takes in bytes of the log. The error is a writer's.
 func (r *sessionRun) take(read *stream.Read, p []byte) error {
 	_, err := read.Write(p)
-	if process := r.log.Process(); process.ID != 0 {
-		r.mu.Lock()
-		if r.process.ID == 0 {
-			close(r.told)
-		}
-		r.process = process
-		r.mu.Unlock()
-	}
+	r.meet()
 	return err
+}
+
+// meet notes the command's process, once the log has told it: before the output that came with it, which a writer may keep
+// waiting, is delivered.
+func (r *sessionRun) meet() {
+	process := r.log.Process()
+	if process.ID == 0 {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.process.ID == 0 {
+		close(r.told)
+	}
+	r.process = process
 }
 
 // hearing is what a socket has brought so far.
