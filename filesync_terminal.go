@@ -32,15 +32,14 @@ func (x *Exporter) throughTerminal(ctx context.Context, op string, job exportJob
 		t.closeTerminal(ctx, id)
 		return archive.Summary{}, t.l.observe(op, err)
 	}
+	defer func() {
+		conn.Close()
+		t.closeTerminal(ctx, id)
+	}()
 	term := archive.NewTerminal(struct {
 		io.Reader
 		io.Writer
 	}{watch.reader(conn), conn}, job.request, limit)
-	defer func() {
-		conn.Close()
-		term.Close()
-		t.closeTerminal(ctx, id)
-	}()
 	o := job.extraction
 	o.ReserveStep = 1 // the free space is asked for before each write
 	m.state = Progress{}

@@ -33,37 +33,26 @@ const (
 )
 
 // Terminal reads the archive of a [RemoteExport] from a terminal on which a login shell runs, in the environment of
-// [TerminalEnv]. The sandbox sends one chunk at a time. A goroutine asks for the next one as soon as there is room for it, and
-// takes it off the connection, while the last one is read. It ends with io.EOF only when tar has ended well and the digest
-// of what was read is the one of what tar wrote. Where the way to the terminal proves to keep every byte, the archive comes
-// as it is, else as base64.
+// [TerminalEnv]. The sandbox sends one chunk
+// at a time, and the next one only when Read is called and all earlier bytes have been taken. It ends with io.EOF only
+// when tar has ended well and the digest of what was read is the one of what tar wrote. Where the way to the terminal
+// proves to keep every byte, the archive comes as it is, else as base64.
 type Terminal struct {
-	limit  int64
-	chunk  []byte // what is being read
-	unread []byte // of it
-	size   int64
-	reply  *Reply // the last word
-	err    error
-
-	free   chan []byte // chunks to be filled; nil until the first Read
-	filled chan part
-	closed chan struct{}
-	ended  chan struct{}
-
-	// Of the goroutine:
 	rw    io.ReadWriter
 	in    *bufio.Reader
 	r     RemoteExport
 	mark  string
-	plain bool   // every byte survives the way
-	text  []byte // space for a chunk as it arrives
-	sum   hash.Hash
-}
+	limit int64
 
-// part is a chunk, or the end.
-type part struct {
-	chunk []byte
-	reply *Reply
+	began bool
+	plain bool   // every byte survives the way
+	chunk []byte // decoded, not read yet
+	text  []byte // space for a chunk as it arrives
+	space []byte // and decoded
+	next  int
+	sum   hash.Hash
+	size  int64
+	reply *Reply // the last word
 	err   error
 }
 
@@ -72,15 +61,7 @@ type part struct {
 func NewTerminal(rw io.ReadWriter, r RemoteExport, limit int64) *Terminal {
 	return &Terminal{
 		rw: rw, in: bufio.NewReaderSize(rw, 64<<10), r: r, mark: markOf(r),
-		limit: limit, sum: sha256.New(), closed: make(chan struct{}), ended: make(chan struct{}),
-	}
-}
-
-// Close waits for the goroutine to end, and so the connection must be closed before. It is called once, after the last Read.
-func (t *Terminal) Close() {
-	close(t.closed)
-	if t.free != nil {
-		<-t.ended
+		limit: limit, sum: sha256.New(),
 	}
 }
 
@@ -120,39 +101,20 @@ func (t *Terminal) script() string {
 
 // Read reads the next bytes of the archive.
 func (t *Terminal) Read(p []byte) (int, error) {
-	for t.err == nil && len(t.unread) == 0 {
-		t.err = t.more()
+	for len(t.chunk) == 0 {
+		if t.err == nil {
+			t.err = t.more()
+			if t.err == io.EOF && t.reply == nil { // of the connection, which proves nothing
+				t.err = fail(ErrCorrupt, "", "the terminal ended before the archive", nil)
+			}
+		}
+		if t.err != nil {
+			return 0, t.err
+		}
 	}
-	if t.err != nil {
-		return 0, t.err
-	}
-	n := copy(p, t.unread)
-	t.unread = t.unread[n:]
+	n := copy(p, t.chunk)
+	t.chunk = t.chunk[n:]
 	return n, nil
-}
-
-// more waits for the next chunk.
-func (t *Terminal) more() error {
-	if t.free == nil {
-		t.free, t.filled = make(chan []byte, 2), make(chan part, 2)
-		t.free <- make([]byte, terminalChunk)
-		t.free <- make([]byte, terminalChunk)
-		go t.fill()
-	} else {
-		t.free <- t.chunk[:cap(t.chunk)]
-	}
-	next := <-t.filled
-	t.chunk, t.unread, t.reply = next.chunk, next.chunk, next.reply
-	t.size += int64(len(t.unread))
-	switch {
-	case next.err == io.EOF && t.reply == nil: // of the connection, which proves nothing
-		return fail(ErrCorrupt, "", "the terminal ended before the archive", nil)
-	case t.reply != nil && t.reply.Word == WordOK:
-		t.reply.Bytes = t.size
-	case t.limit > 0 && t.size > t.limit:
-		return failf(ErrLimit, "", "the archive has more than the %d bytes of the sandbox's disk", t.limit)
-	}
-	return next.err
 }
 
 var errNoise = failf(ErrCorrupt, "", "the terminal prints what nobody asked for")
@@ -162,53 +124,49 @@ type MissingTool string
 
 func (m MissingTool) Error() string { return string(m) + " is missing in the sandbox" }
 
-// fill takes the archive off the connection, as long as there is room for it.
-func (t *Terminal) fill() {
-	defer close(t.ended)
-	reply, err := t.begin()
-	for number := 0; err == nil; number++ {
-		select {
-		case chunk := <-t.free:
-			if chunk, reply, err = t.ask(number, chunk); err == nil {
-				t.filled <- part{chunk: chunk}
-			}
-		case <-t.closed:
-			return
+// more asks for the next chunk. All that was read before has been taken.
+func (t *Terminal) more() error {
+	if !t.began {
+		if err := t.begin(); err != nil {
+			return err
 		}
 	}
-	t.filled <- part{reply: reply, err: err}
-}
-
-// ask asks for the next chunk, and reads it into space or, at the end, the last words.
-func (t *Terminal) ask(number int, space []byte) (chunk []byte, _ *Reply, _ error) {
-	if _, err := fmt.Fprintf(t.rw, "next %d\n", number); err != nil {
-		return nil, nil, err
+	if _, err := fmt.Fprintf(t.rw, "next %d\n", t.next); err != nil {
+		return err
 	}
 	end := []byte(t.mark + " ")
 	start, err := t.in.Peek(len(end))
 	if err != nil && err != io.EOF {
-		return nil, nil, err
+		return err
 	}
 	if bytes.Equal(start, end) {
 		text, err := t.line(t.mostEnd())
 		if err != nil {
-			return nil, nil, err
+			return err
 		}
-		reply, err := t.finish(text)
-		return nil, reply, err
+		return t.finish(text)
 	}
-	n, err := t.frame(space)
-	t.sum.Write(space[:n])
-	return space[:n], nil, err
+	n, err := t.frame()
+	if err != nil {
+		return err
+	}
+	t.chunk = t.space[:n]
+	t.size += int64(n)
+	t.sum.Write(t.chunk)
+	t.next++
+	if t.limit > 0 && t.size > t.limit {
+		return failf(ErrLimit, "", "the archive has more than the %d bytes of the sandbox's disk", t.limit)
+	}
+	return nil
 }
 
 // mostEnd is the length of the longest line that ends an archive.
 func (t *Terminal) mostEnd() int { return len(t.mark) + 64<<10 }
 
-// frame reads a chunk into space, and returns its length.
-func (t *Terminal) frame(space []byte) (int, error) {
+// frame reads a chunk into t.space, and returns its length.
+func (t *Terminal) frame() (int, error) {
 	if t.plain {
-		if _, err := io.ReadFull(t.in, space); err != nil {
+		if _, err := io.ReadFull(t.in, t.space); err != nil {
 			return 0, noEnd(err)
 		}
 		if b, err := t.in.ReadByte(); err != nil {
@@ -216,13 +174,13 @@ func (t *Terminal) frame(space []byte) (int, error) {
 		} else if b != '\n' {
 			return 0, errNoise
 		}
-		return len(space), nil
+		return len(t.space), nil
 	}
 	text, err := t.line(terminalChunk)
 	if err != nil {
 		return 0, err
 	}
-	n, err := base64.StdEncoding.Strict().Decode(space, text)
+	n, err := base64.StdEncoding.Strict().Decode(t.space, text)
 	if err != nil || n == 0 {
 		return 0, errNoise
 	}
@@ -237,28 +195,29 @@ func noEnd(err error) error {
 	return err
 }
 
-// begin starts the script, and waits until it is ready, or said why it will not be.
-func (t *Terminal) begin() (*Reply, error) {
+// begin starts the script, and waits until it is ready.
+func (t *Terminal) begin() error {
+	t.began = true
 	t.text = make([]byte, 0, terminalChunk)
 	if _, err := io.WriteString(t.rw, script.TerminalLine); err != nil {
-		return nil, err
+		return err
 	}
 	_, said, err := t.await(terminalNoise)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if tool, missing := strings.CutPrefix(said, "missing "); missing {
-		return nil, MissingTool(strings.Trim(tool, `"`))
+		return MissingTool(strings.Trim(tool, `"`))
 	}
 	if said != "hello" {
-		return nil, errNoise
+		return errNoise
 	}
 	if _, err := io.WriteString(t.rw, t.script()); err != nil {
-		return nil, err
+		return err
 	}
 	text, err := t.line(len(t.mark) + 100)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if string(text) != t.mark+" ready" {
 		return t.finish(text)
@@ -266,10 +225,10 @@ func (t *Terminal) begin() (*Reply, error) {
 	// A line discipline, or whatever carries the terminal, might take some bytes for commands, or for text.
 	probe, said, err := t.await(4 << 10)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if said != "probed" {
-		return nil, errNoise
+		return errNoise
 	}
 	want := make([]byte, 256, 257)
 	for i := range want {
@@ -280,8 +239,9 @@ func (t *Terminal) begin() (*Reply, error) {
 	if t.plain = bytes.Equal(probe, want); t.plain {
 		mode = "raw\n"
 	}
+	t.space = make([]byte, terminalChunk)
 	_, err = io.WriteString(t.rw, mode)
-	return nil, err
+	return err
 }
 
 // await reads up to the mark, and returns what was before it and the rest of its line.
@@ -319,12 +279,12 @@ func (t *Terminal) line(most int) ([]byte, error) {
 }
 
 // finish takes the last words in, of which the first line was read.
-func (t *Terminal) finish(text []byte) (*Reply, error) {
+func (t *Terminal) finish(text []byte) error {
 	r := &Reply{}
 	for {
 		said, ok := strings.CutPrefix(string(text), t.mark+" ")
 		if !ok {
-			return nil, errNoise
+			return errNoise
 		}
 		word, arg, _ := strings.Cut(said, " ")
 		if word == "skip" {
@@ -332,22 +292,23 @@ func (t *Terminal) finish(text []byte) (*Reply, error) {
 				r.Sockets = append(r.Sockets, strings.TrimPrefix(arg, "./"))
 			}
 			if r.SocketCount > terminalSkips {
-				return nil, errNoise
+				return errNoise
 			}
 			var err error
 			if text, err = t.line(64 << 10); err != nil {
-				return nil, err
+				return err
 			}
 			continue
 		}
-		r.Word = Word(word)
+		r.Word, t.reply = Word(word), r
 		if r.Word == WordOK && arg != hex.EncodeToString(t.sum.Sum(nil)) {
-			return r, fail(ErrCorrupt, "", "it arrived with another digest", nil)
+			return fail(ErrCorrupt, "", "it arrived with another digest", nil)
 		}
 		if r.Word != WordOK {
 			r.Bytes, _ = strconv.ParseInt(arg, 10, 64)
-			return r, fail(ErrRead, "", "the sandbox gave up", nil)
+			return fail(ErrRead, "", "the sandbox gave up", nil)
 		}
-		return r, io.EOF
+		r.Bytes = t.size
+		return io.EOF
 	}
 }

@@ -16,7 +16,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -52,7 +51,6 @@ func TestTerminalFrames(t *testing.T) {
 	d := &duplex{Reader: strings.NewReader(said("one", "two"))}
 	term := terminalOf(d, 0)
 	got, err := io.ReadAll(term)
-	term.Close()
 	if err != nil || string(got) != "onetwo" {
 		t.Fatalf("%q, %v, want onetwo", got, err)
 	}
@@ -64,40 +62,22 @@ func TestTerminalFrames(t *testing.T) {
 	}
 }
 
-// A chunk is asked for as soon as there is room for it, and no sooner: for the second one while the first is read.
-func TestTerminalAsksWhileThereIsRoom(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		d := &duplex{Reader: strings.NewReader(said("first", "second", "third"))}
-		term := terminalOf(d, 0)
-		defer term.Close()
-		buf := make([]byte, 1)
-		for i := range len("firstsecond") {
-			if _, err := term.Read(buf); err != nil {
-				t.Fatal(err)
-			}
-			synctest.Wait()
-			want := 2
-			if i >= len("first") {
-				want = 3
-			}
-			if got := strings.Count(d.sent.String(), "\nnext "); got != want {
-				t.Errorf("after %d bytes %d chunks were asked for, want %d", i+1, got, want)
-			}
+// A chunk is asked for only when the one before was taken whole.
+func TestTerminalAcknowledgesWhatWasTaken(t *testing.T) {
+	d := &duplex{Reader: strings.NewReader(said("first", "second"))}
+	term := terminalOf(d, 0)
+	buf := make([]byte, 1)
+	for i := range len("first") {
+		if _, err := term.Read(buf); err != nil {
+			t.Fatal(err)
 		}
-	})
-}
-
-// Nobody reads to the end.
-func TestTerminalLeavesNothingBehind(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		terminalOf(&duplex{Reader: strings.NewReader(said("one"))}, 0).Close() // nobody reads at all
-		term := terminalOf(&duplex{Reader: strings.NewReader(said("one", "two", "three", "four"))}, 0)
-		if n, err := term.Read(make([]byte, 2)); n != 2 || err != nil {
-			t.Fatal(n, err)
+		if got := strings.Count(d.sent.String(), "\nnext "); got != 1 {
+			t.Errorf("after %d bytes %d chunks were asked for, want 1", i+1, got)
 		}
-		synctest.Wait() // for room
-		term.Close()
-	})
+	}
+	if _, err := term.Read(buf); err != nil || buf[0] != 's' || !strings.HasSuffix(d.sent.String(), "next 1\n") {
+		t.Errorf("%q, %v, want the second chunk to be asked for", buf, err)
+	}
 }
 
 func TestF2TerminalThatIsDisturbed(t *testing.T) {
@@ -123,7 +103,6 @@ func TestF2TerminalThatIsDisturbed(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			term := terminalOf(&duplex{Reader: strings.NewReader(tc.text)}, tc.limit)
 			_, err := io.Copy(io.Discard, term)
-			term.Close()
 			if !errors.Is(err, tc.want) {
 				t.Errorf("error %v, want %v", err, tc.want)
 			}
@@ -149,7 +128,6 @@ func FuzzTerminal(f *testing.F) {
 		term := terminalOf(&duplex{Reader: bytes.NewReader(text)}, 1<<20)
 		got := sha256.New()
 		n, err := io.Copy(got, term)
-		term.Close()
 		if n != term.Size() && err == nil {
 			t.Errorf("%d bytes were returned, %d counted", n, term.Size())
 		}
@@ -221,7 +199,6 @@ func terminalOn(t *testing.T, request RemoteExport, clean bool, env ...string) (
 		io.Writer
 	}{from, crlf{in}}, request, 0)
 	return term, func() {
-		term.Close()
 		in.Close()
 		if err := cmd.Wait(); err != nil {
 			t.Errorf("the script ended with %v", err)
