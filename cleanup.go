@@ -148,7 +148,7 @@ func (p *provider) checkEnvelope(op string, e CleanupEnvelope) error {
 
 // delete deletes the target and proves it. The target's id must be stored by now, wherever the caller keeps it.
 func (p *provider) delete(ctx context.Context, op string, t target) (Receipt, error) {
-	_, err := p.drive(ctx, op, t, goalDestroyed)
+	_, _, err := p.drive(ctx, op, t, goalDestroyed)
 	if errors.Is(err, ErrGone) {
 		return Receipt{Sandbox: t.id, State: ReceiptDestroyed, At: receiptTime()}, nil
 	}

@@ -122,6 +122,7 @@ func (l *Lease) endpointTry(ctx context.Context, op string, port int) (_ *url.UR
 		l.disclaim(ctx, failure)
 		return fail(PhaseLookup, true, failure) // no token was asked for
 	}
+	l.proved()
 	if sb.State != daytona.StateStarted {
 		return fail(PhaseState, false, &Error{Kind: KindNotRunning, Dispatched: DispatchedNo, Message: "the sandbox is not started: resume the lease"})
 	}

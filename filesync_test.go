@@ -23,7 +23,6 @@ import (
 
 const (
 	uploadPath   = "/toolbox/*/files/bulk-upload"
-	executePath  = "/toolbox/*/process/execute"
 	downloadPath = "/toolbox/*/files/download"
 )
 

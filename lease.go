@@ -141,7 +141,7 @@ type Lease struct {
 	drained chan struct{}    // closed when active falls to zero; nil while nobody waits
 	box     *daytona.Toolbox // nil until the sandbox was resolved, and after it was found not running
 	boxOf   uint64           // about.Clears() when box was set
-	added   bool             // claim added the durable record, which there was none of
+	added   bool             // claim added the durable record, which there was none of, and no look has proved the sandbox ours since
 	closers []func(context.Context)
 
 	open context.Context         // ends when the lease begins to be given back, or the provider is closed
@@ -286,6 +286,7 @@ func (l *Lease) toolbox(ctx context.Context) (*daytona.Toolbox, error) {
 		l.disclaim(ctx, failed("resolve", err))
 		return nil, err
 	}
+	l.proved()
 	if sb.State != daytona.StateStarted {
 		return nil, &Error{Op: "resolve", Kind: KindNotRunning, Sandbox: l.ref.Sandbox, Dispatched: DispatchedNo, Message: "the sandbox is not started: resume the lease"}
 	}
@@ -325,6 +326,13 @@ func (l *Lease) disclaim(ctx context.Context, err *Error) {
 	added := l.added
 	l.mu.Unlock()
 	l.p.unlist(ctx, l.ref, added, err)
+}
+
+// proved notes that a look after claim proved the sandbox ours: the record is as good as that of an acquisition.
+func (l *Lease) proved() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.added = false
 }
 
 // resolved returns the connection, if it is of use. It is not once the sandbox was seen at rest: if it runs again, then

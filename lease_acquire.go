@@ -209,7 +209,7 @@ func (a *acquisition) run(work, step context.Context) (LeaseRef, *daytona.Sandbo
 	a.mu.Unlock()
 	t := creation.target()
 	t.id = id
-	sb, err := a.p.drive(step, a.op, t, goalStarted)
+	sb, _, err := a.p.drive(step, a.op, t, goalStarted)
 	if err != nil {
 		return LeaseRef{}, nil, err
 	}

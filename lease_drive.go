@@ -240,20 +240,21 @@ func (p *provider) absent(ctx context.Context, op string, t target) *Error {
 // verifies that it is ours, and takes the one step that its state asks for; an answer to that step is never taken for
 // the fact. It ends with [KindGone] when the sandbox is proved lost, with [KindTimeout] when ctx ends first, and with the
 // last error when the provider gave no useful answer for Config.CallTimeout: that is an outage, which the caller had
-// better know of. Once a step was asked for, Error.Dispatched is that of the steps, not of the read that failed.
-func (p *provider) drive(ctx context.Context, op string, t target, g goal) (*daytona.Sandbox, error) {
+// better know of. It returns whether the provider was asked for any step; if so, Error.Dispatched says that, and not whether
+// the read was sent that failed.
+func (p *provider) drive(ctx context.Context, op string, t target, g goal) (_ *daytona.Sandbox, asked Dispatch, _ error) {
+	asked = DispatchedNo
 	var (
 		pause    backoff
 		accepted step // the action that the provider accepted last; stepWait: none yet
 		refusals int
 		losses   int // consecutive reads that said the container is lost
 		last     *daytona.Sandbox
-		heard    = time.Now()   // when the provider was last known to answer
-		sent     = DispatchedNo // whether the provider was asked for any step
+		heard    = time.Now() // when the provider was last known to answer
 	)
 	fail := func(err *Error) *Error {
-		if sent != DispatchedNo {
-			err.Dispatched = sent
+		if asked != DispatchedNo {
+			err.Dispatched = asked
 		}
 		return outOfTime(ctx, err, last)
 	}
@@ -265,17 +266,17 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (*day
 				heard = time.Now()
 			}
 			if !mapped.Retryable || time.Since(heard) >= p.cfg.CallTimeout {
-				return nil, fail(mapped)
+				return nil, asked, fail(mapped)
 			}
 			if pause.wait(ctx, mapped.RetryAfter) != nil {
-				return nil, fail(mapped)
+				return nil, asked, fail(mapped)
 			}
 			continue
 		}
 		last, heard = sb, time.Now()
 		if g == goalStarted && sb.ContainerLost() {
 			if losses++; losses > 1 {
-				return nil, &Error{Op: op, Kind: KindGone, Reason: ReasonContainerLost, Sandbox: t.label(), Dispatched: DispatchedYes, Message: "the provider lost the sandbox's container"}
+				return nil, asked, &Error{Op: op, Kind: KindGone, Reason: ReasonContainerLost, Sandbox: t.label(), Dispatched: DispatchedYes, Message: "the provider lost the sandbox's container"}
 			}
 			continue // a fresh read must confirm it
 		}
@@ -284,17 +285,17 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (*day
 		var refusal *Error
 		switch action {
 		case stepDone:
-			return sb, nil
+			return sb, asked, nil
 		case stepFail:
-			return sb, &Error{Op: op, Kind: KindBroken, Sandbox: t.label(), Dispatched: DispatchedYes, Message: "the sandbox is in an error state that it cannot leave; it was kept"}
+			return sb, asked, &Error{Op: op, Kind: KindBroken, Sandbox: t.label(), Dispatched: DispatchedYes, Message: "the sandbox is in an error state that it cannot leave; it was kept"}
 		case stepWait:
 		default:
 			if action == stepStop && sb.AutoDelete != nil && *sb.AutoDelete == 0 {
-				return sb, &Error{Op: op, Kind: KindConflict, Sandbox: t.label(), Dispatched: DispatchedNo, Message: "the sandbox is set to be deleted when it stops; it was left running: retain it, or destroy it"}
+				return sb, asked, &Error{Op: op, Kind: KindConflict, Sandbox: t.label(), Dispatched: DispatchedNo, Message: "the sandbox is set to be deleted when it stops; it was left running: retain it, or destroy it"}
 			}
 			err := p.act(ctx, op, t, action)
 			if err == nil {
-				refusals, sent = 0, DispatchedYes
+				refusals, asked = 0, DispatchedYes
 				if action != accepted { // else it had no effect yet, and is not to be asked for as fast as it is accepted
 					pause, accepted = backoff{}, action
 					continue
@@ -303,15 +304,15 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (*day
 			}
 			refusal = failed(op, err)
 			refusal.Sandbox = t.label()
-			if sent != DispatchedYes && refusal.Dispatched != DispatchedNo {
-				sent = refusal.Dispatched
+			if asked != DispatchedYes && refusal.Dispatched != DispatchedNo {
+				asked = refusal.Dispatched
 			}
 			switch {
 			case refusal.Kind == KindConflict, refusal.Kind == KindNotFound, refusal.Retryable: // the next read tells what became of it
 			case refusal.Kind == KindRefused && refusals+1 < refusalLimit:
 				refusals++
 			default:
-				return sb, fail(refusal)
+				return sb, asked, fail(refusal)
 			}
 		}
 		var wish time.Duration
@@ -323,7 +324,7 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (*day
 				refusal = failed(op, err)
 				refusal.Sandbox = t.label()
 			}
-			return sb, fail(refusal)
+			return sb, asked, fail(refusal)
 		}
 	}
 }

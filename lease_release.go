@@ -141,7 +141,7 @@ func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, how Di
 
 // stop stops the sandbox. One that turns out to be gone is as good as destroyed, and the receipt says so.
 func (p *provider) stop(ctx context.Context, op string, ref LeaseRef, g goal, phase Phase) (Receipt, error) {
-	sb, err := p.drive(ctx, op, ref.target(), g)
+	sb, _, err := p.drive(ctx, op, ref.target(), g)
 	if errors.Is(err, ErrGone) {
 		return Receipt{Sandbox: ref.Sandbox, State: ReceiptDestroyed, At: receiptTime()}, nil
 	}

@@ -72,16 +72,16 @@ func (p *provider) resume(work context.Context, op string, ref LeaseRef) (*Lease
 	if added, err = p.ledger.adopt(work, op, ref); err != nil {
 		return fail(PhaseStart, err)
 	}
+	again := false
 	start := func(ctx context.Context) (*daytona.Sandbox, error) {
-		sb, again, err := p.startRecorded(ctx, op, ref)
-		added = added || again
+		sb, put, err := p.startRecorded(ctx, op, ref, again)
+		added, again = added || put, true
 		return sb, err
 	}
 	sb, err := start(work)
 	if err != nil {
 		return fail(PhaseStart, err)
 	}
-	p.allocated(op, ref.target()) // it may have run before
 	box := l.client.Toolbox(sb)
 	found, err := p.verify(work, op, box, ref, start)
 	if err != nil {
@@ -94,15 +94,19 @@ func (p *provider) resume(work context.Context, op string, ref LeaseRef) (*Lease
 }
 
 // startRecorded has the sandbox of a lease run, and recorded if it runs or may: while this waits, another host may give the
-// lease back, and remove its record. It reports whether it added one.
-func (p *provider) startRecorded(ctx context.Context, op string, ref LeaseRef) (sb *daytona.Sandbox, added bool, err error) {
-	sb, err = p.drive(ctx, op, ref.target(), goalStarted)
+// lease back, and remove its record. If it is done again, nothing is written unless the sandbox had to be started again. It
+// reports whether it added a record.
+func (p *provider) startRecorded(ctx context.Context, op string, ref LeaseRef, again bool) (sb *daytona.Sandbox, added bool, err error) {
+	sb, asked, err := p.drive(ctx, op, ref.target(), goalStarted)
 	if err == nil {
+		p.allocated(op, ref.target()) // it may have run before
+		if again && asked == DispatchedNo {
+			return sb, false, nil
+		}
 		added, err = p.ledger.confirm(ctx, op, ref)
 		return sb, added, err
 	}
-	e := failed(op, err)
-	if e.Dispatched == DispatchedNo || e.absent() || e.Kind == KindNotOwned { // nothing was started
+	if e := failed(op, err); asked == DispatchedNo || e.absent() || e.Kind == KindNotOwned { // nothing was started
 		return nil, false, err
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.cfg.CallTimeout)

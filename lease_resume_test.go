@@ -387,44 +387,50 @@ func TestOneCallersCancellationLeavesTheOthersResume(t *testing.T) {
 
 // TestStopThatNeverEnds: no receipt, the sandbox is kept, and the error says that the change was asked for.
 func TestStopThatNeverEnds(t *testing.T) {
-	for name, give := range map[string]func(*rig, context.Context, LeaseRef) (Receipt, error){
-		"release": func(r *rig, ctx context.Context, ref LeaseRef) (Receipt, error) {
-			return r.Release(ctx, ref, ReleaseOptions{})
+	for name, give := range map[string]func(*world, context.Context, LeaseRef) (Receipt, error){
+		"release": func(w *world, ctx context.Context, ref LeaseRef) (Receipt, error) {
+			return w.Release(ctx, ref, ReleaseOptions{})
 		},
-		"destroy": func(r *rig, ctx context.Context, ref LeaseRef) (Receipt, error) { return r.Destroy(ctx, ref) },
-		"cleanup": func(r *rig, ctx context.Context, ref LeaseRef) (Receipt, error) {
-			return r.Cleanup(ctx, leaseRecord(ref).Envelope)
+		"destroy": func(w *world, ctx context.Context, ref LeaseRef) (Receipt, error) { return w.Destroy(ctx, ref) },
+		"cleanup": func(w *world, ctx context.Context, ref LeaseRef) (Receipt, error) {
+			return w.Cleanup(ctx, leaseRecord(ref).Envelope)
 		},
-		"resume": func(r *rig, ctx context.Context, ref LeaseRef) (Receipt, error) {
-			r.server.Sandbox(ref.Sandbox).Force(emulator.StateStopped, "", false)
-			_, err := r.Resume(ctx, ref)
+		"resume": func(w *world, ctx context.Context, ref LeaseRef) (Receipt, error) {
+			w.server.Sandbox(ref.Sandbox).Force(emulator.StateStopped, "", false)
+			_, err := w.Resume(ctx, ref)
 			return Receipt{}, err
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := newRig(t, Config{Reuse: true}, emulator.Options{})
-			ref := r.acquired(t).Ref()
-			r.cfg.Timeout = 300 * time.Millisecond
-			r.server.SetFaults(
-				emulator.Fault{Method: "POST", Path: "/api/sandbox/*/stop", Action: emulator.StallChange},
-				emulator.Fault{Method: "POST", Path: "/api/sandbox/*/start", Action: emulator.StallChange},
-				emulator.Fault{Method: "DELETE", Path: "/api/sandbox/*", Action: emulator.StallChange},
-			)
-			receipt, err := give(r, t.Context(), ref)
-			e := wantError(t, err, KindTimeout)
-			if receipt != (Receipt{}) {
-				t.Errorf("receipt = %+v for a change that did not end", receipt)
-			}
-			sent := DispatchedYes
-			if name == "resume" {
-				sent = DispatchedUnknown // the reply to a start is held until the sandbox runs
-			}
-			if !errors.Is(err, context.DeadlineExceeded) || e.Phase == "" || e.Dispatched != sent || e.Sandbox != ref.Sandbox {
-				t.Errorf("error = %+v, want a phase, dispatched %s, and DeadlineExceeded inside", e, sent)
-			}
-			if name == "release" {
-				r.wantNothingDeleted(t)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, Config{Reuse: true})
+				l, err := w.Acquire(t.Context(), request())
+				if err != nil {
+					t.Fatal(err)
+				}
+				ref := l.Ref()
+				w.cfg.Timeout = 300 * time.Millisecond
+				w.server.SetFaults(
+					emulator.Fault{Method: "POST", Path: "/api/sandbox/*/stop", Action: emulator.StallChange},
+					emulator.Fault{Method: "POST", Path: "/api/sandbox/*/start", Action: emulator.StallChange},
+					emulator.Fault{Method: "DELETE", Path: "/api/sandbox/*", Action: emulator.StallChange},
+				)
+				receipt, err := give(w, t.Context(), ref)
+				e := wantError(t, err, KindTimeout)
+				if receipt != (Receipt{}) {
+					t.Errorf("receipt = %+v for a change that did not end", receipt)
+				}
+				sent := DispatchedYes
+				if name == "resume" {
+					sent = DispatchedUnknown // the reply to a start is held until the sandbox runs
+				}
+				if !errors.Is(err, context.DeadlineExceeded) || e.Phase == "" || e.Dispatched != sent || e.Sandbox != ref.Sandbox {
+					t.Errorf("error = %+v, want a phase, dispatched %s, and DeadlineExceeded inside", e, sent)
+				}
+				if state := w.server.Sandbox(ref.Sandbox).State(); name == "release" && state != emulator.StateStopping {
+					t.Errorf("the sandbox is %s, want it kept", state)
+				}
+			})
 		})
 	}
 }

@@ -49,7 +49,8 @@ func (p *provider) setUp(ctx context.Context, op string, box *daytona.Toolbox, r
 	}
 	mark := newMark()
 	start := func(ctx context.Context) (*daytona.Sandbox, error) {
-		return p.drive(ctx, op, ref.target(), goalStarted)
+		sb, _, err := p.drive(ctx, op, ref.target(), goalStarted)
+		return sb, err
 	}
 	output, err := p.runOwn(ctx, op, box, ref.target(), p.setUpScript(mark, p.cfg.Workspace, string(content)), start)
 	if err != nil {

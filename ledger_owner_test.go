@@ -205,6 +205,30 @@ func TestFirstUseOfWhatIsNotThere(t *testing.T) {
 	}
 }
 
+// TestAWrongAnswerLaterKeepsTheRecord: once a look proved the sandbox ours, one that says another's takes nothing off the list.
+func TestAWrongAnswerLaterKeepsTheRecord(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{Store: newMemoryStore(), Reuse: true})
+		ref := w.acquired(t).Ref()
+		if _, err := w.Release(t.Context(), ref, ReleaseOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.server.Sandbox(ref.Sandbox).Force(emulator.StateStarted, "", false)
+		l, err := w.another(t, Config{}).Bind(ref)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := l.toolbox(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		wantRecords(t, w.cfg.Store, 1)
+		w.server.SetFaults(emulator.Fault{Method: "GET", Path: "/api/sandbox/" + ref.Sandbox, Action: emulator.MergeReply, Body: `{"name":"another"}`})
+		_, err = l.Endpoint(t.Context(), 80)
+		wantError(t, err, KindNotOwned)
+		wantRecords(t, w.cfg.Store, 1)
+	})
+}
+
 // TestOtherAccountsLeasesAreNotTaken: a key of another organisation takes no record from a living host, whatever it is
 // asked to do; one that was rotated does.
 func TestOtherAccountsLeasesAreNotTaken(t *testing.T) {

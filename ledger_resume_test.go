@@ -30,7 +30,11 @@ func resumingBeside(t *testing.T, late string, f func(w *world, other *provider,
 	return w, <-resumed
 }
 
-const startPath = "/api/sandbox/*/start"
+// Routes of requests.
+const (
+	startPath   = "/api/sandbox/*/start"
+	executePath = "/toolbox/*/process/execute"
+)
 
 // TestResumeBesideARelease: another host gives a lease back while its sandbox is being started or, started, is looked at, for
 // which it is started once more. What runs then is recorded, even if nobody learns that it does.

@@ -252,6 +252,7 @@ func (s *Snapshots) Capture(ctx context.Context, l *Lease, ref SnapshotRef) (_ S
 		l.disclaim(ctx, failed(op, err))
 		return ref, inPhase(PhaseLookup, err)
 	}
+	l.proved()
 	switch sb.State {
 	case daytona.StateStarted, daytona.StateStopped, daytona.StateSnapshotting:
 	default:
