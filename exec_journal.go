@@ -142,7 +142,7 @@ func (r *journalRun) attach(life context.Context) error {
 	case frame.State == script.StateGone || !frame.Claimed:
 		return &Error{Op: r.op, Kind: KindNotFound, Message: "the sandbox has nothing of the command any more"}
 	}
-	r.followed, r.over = true, frame.Exited
+	r.followed, r.over = true, frame.Exited || frame.State == script.StateLost
 	r.begin(frame, wait)
 	return nil
 }

@@ -159,7 +159,7 @@ func (p *Process) Signal(ctx context.Context, name string) error {
 		case frame.State == script.StateSent:
 			return nil
 		case frame.State == script.StateRefused:
-			return p.signalError(&Error{Kind: KindRefused, Message: "the command runs as a user whom no signal can be sent"})
+			return p.signalError(&Error{Kind: KindRefused, Message: "the signal could not be sent to the command's process group: it may run as another user"})
 		case frame.Exited || frame.Process.ID != 0:
 			return p.signalError(errEnded())
 		case !frame.Claimed:

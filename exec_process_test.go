@@ -151,7 +151,7 @@ func TestASignalThatIsRefusedIsNoEnd(t *testing.T) {
 	r.wantHits(t)
 	r.server.SetFaults()
 	mustRun(t, l, Command{Script: "rm $TMPDIR/.leasehold-*/" + p.Ref().ID, Transport: TransportSession}, finished(0, "", ""))
-	p.x.transport.(*journalRun).process.Store(&script.Process{ID: 1, Birth: "0"})
+	p.x.transport.(*journalRun).process.Store(&script.Process{ID: 1 << 30, Birth: "1"})
 	if err := p.Kill(t.Context()); !errors.Is(err, os.ErrProcessDone) {
 		t.Errorf("Kill() = %v, want that a process is done which is not there", err)
 	}

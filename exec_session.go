@@ -220,8 +220,10 @@ func (r *sessionRun) attach(life context.Context) error {
 		// The daemon records an exit once nobody holds the output any more, and the log has told of it by then.
 		ctx, cancel := context.WithTimeout(life, r.l.p.cfg.CallTimeout)
 		defer cancel()
-		log, _ := r.peruse(ctx, r.session.id, r.command, (*stream.Log).Complete)
-		r.over = log.Complete()
+		log, err := r.peruse(ctx, r.session.id, r.command, (*stream.Log).Complete)
+		if r.over = log.Complete(); err != nil && !r.over {
+			return r.l.observe(r.op, err)
+		}
 	}
 	return nil
 }

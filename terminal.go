@@ -120,18 +120,18 @@ func (l *Lease) AttachTerminal(ctx context.Context, id string) (_ *Terminal, err
 		env, err := c.box.DescribePTY(ctx, name)
 		c.dispatched(err)
 		if err != nil {
+			var remote *daytona.Error
+			c.gone = errors.As(err, &remote) && remote.NotFound()
 			return err
 		}
 		if c.mark = script.CarriedMark(env); c.mark == "" {
+			c.foreign.Store(true)
 			return c.fail(KindNotFound, "there is a terminal of this id, and it is not this library's")
 		}
 		c.begin(nil)
 		return c.connect(terminalEvents{c})
 	})
 	if err != nil {
-		if errors.Is(err, ErrNotFound) {
-			c.gone = true
-		}
 		c.leave()
 		return nil, err
 	}

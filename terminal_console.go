@@ -253,6 +253,7 @@ func (c *console) connect(to consoleEvents) error {
 		case !errors.As(err, &remote) || remote.Reason != daytona.ReasonEnded || !remote.Structured: // in the daemon's words
 			return err
 		case c.begun:
+			c.gone = true
 			return c.fail(KindNotFound, "it has ended")
 		}
 		return c.fail(KindRefused, "its shell ended at once")
@@ -477,9 +478,8 @@ func (c *console) leave() {
 	c.closing.Lock()
 	defer c.closing.Unlock()
 	c.stopReceiving()
-	c.foreign.Store(true)
-	switch {
-	case c.box == nil: // it was not even looked for
+	switch foreign := c.foreign.Swap(true); {
+	case foreign, c.box == nil: // it is somebody else's, or was not even looked for
 		c.held.end()
 	case c.gone:
 		c.held.ended(c.name)

@@ -226,6 +226,7 @@ type socketConn struct {
 // Close closes it regularly, a Read that waits included, which the connection's own Close would break it with.
 func (c *socketConn) Close() error {
 	c.closed.Store(true)
+	_ = c.Conn.SetWriteDeadline(time.Now()) // a Write that waits would be waited for
 	_ = c.socket.Close(websocket.StatusNormalClosure, "")
 	return c.Conn.Close()
 }

@@ -359,7 +359,7 @@ if exited || [ "$_started" ]; then break; fi
 sleep 0.05
 done
 for _try in 1 2 3 4 5; do
-if exited || [ ! "$_process" ] || ! alive; then frame run; exit; fi
+if exited || [ ! "$_process" ] || [ $_process -le 1 ] || ! alive; then frame run; exit; fi
 if kill -$_signal -$_process; then frame sent; exit; fi
 if ! exists $_process $_birth; then frame run; exit; fi
 sleep 0.05

@@ -63,6 +63,7 @@ _unseen=$((_unseen+1))
 
 # Each look reads the whole process table, so there are few: five within the first quarter of a second, then four a second.
 end_group() {
+[ $_process -gt 1 ] || return 1
 _family=" $_process "
 _tries=0 _pause=0.05 _unseen=0
 while find_family || unseen; do
