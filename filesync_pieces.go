@@ -97,7 +97,7 @@ func (p *pieceReader) pass(piece archive.Piece) error {
 		case <-p.ctx.Done():
 			return ctxError(p.ctx)
 		case <-tick.C:
-			call, cancel := context.WithTimeout(p.ctx, pause)
+			call, cancel := context.WithTimeout(p.ctx, scratchCleanupCall)                      // the piece waits meanwhile
 			_, _ = p.t.box.Execute(call, p.request.Take(piece.Number, int(p.needed.Load())), 0) // fetch sees what is wrong
 			cancel()
 		}

@@ -60,7 +60,7 @@ func take(ctx context.Context, lease *leasehold.Lease, step Step) (string, error
 		end = fmt.Sprintf("still running after %s, or not: stopping it was not confirmed", stepTime)
 	case result.Exited && errors.Is(err, leasehold.ErrQuota):
 		end = fmt.Sprintf("exit %d\nthe disk is full, and the end of the output is lost", result.ExitCode)
-	case ofTheSandbox(err):
+	case ofTheSandbox(err) && (result.Dispatched == leasehold.DispatchedNo || errors.Is(err, leasehold.ErrNotFound)): // it did not run
 		return "cannot be run: " + err.Error(), nil
 	case err != nil:
 		return "", err // the exit is unknown: nothing that a model should guess about

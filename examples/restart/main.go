@@ -159,13 +159,13 @@ func save(dir string, s *state) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(dir, "command-*")
+	f, err := os.Create(filepath.Join(dir, "command.new"))
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(data)
 	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
+		return err
 	}
 	return os.Rename(f.Name(), filepath.Join(dir, "command"))
 }

@@ -238,3 +238,13 @@ func extractFile(ctx context.Context, r io.Reader, file string, opt ExtractOptio
 
 // Size returns how much was written.
 func (s *Sum) Size() int64 { return s.size }
+
+// eventually waits for what a script brings about.
+func eventually(t *testing.T, what string, happened func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !happened(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%s did not come", what)
+		}
+	}
+}

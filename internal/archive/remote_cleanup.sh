@@ -9,13 +9,15 @@ stop() {
   n=
   [ -d "$top" ] || return 0
   # Once the gate is made, the import cannot begin to publish. If it was there, publishing may be going on: it takes as long as
-  # there are names to give, and cut off would leave half of a tree.
+  # there are names to give, and cut off would leave half of a tree. After five minutes its number is taken to be another's.
   mkdir "$top/gate" 2>/dev/null || n=0
   for tar in "$top/run/tar" "$top/tar"; do
     [ -s "$tar" ] && kill "$(cat "$tar")" 2>/dev/null
   done
   [ -n "$n" ] || return 0
-  while [ -d "$top/gate" ]; do
+  waited=0
+  while [ -d "$top/gate" ] && [ $waited -lt 300 ]; do
+    waited=$((waited+1))
     if [ -s "$top/run/pid" ]; then kill -0 "$(cat "$top/run/pid" 2>/dev/null)" 2>/dev/null || break
     else n=$((n+1)); [ $n -lt 5 ] || break
     fi

@@ -10,7 +10,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -193,12 +192,10 @@ func TestExportScriptIsPatientWithASlowHost(t *testing.T) {
 	if _, err := pass.WriteString("\n\n\n"); err != nil {
 		t.Fatal(err)
 	}
-	for { // nobody asks any more
-		if _, err := os.Lstat(r.Scratch); errors.Is(err, os.ErrNotExist) {
-			break
-		}
-		runtime.Gosched()
-	}
+	eventually(t, "the end of the script, for nobody asks any more", func() bool {
+		_, err := os.Lstat(r.Scratch)
+		return errors.Is(err, os.ErrNotExist)
+	})
 }
 
 func TestExportScriptRefuses(t *testing.T) {

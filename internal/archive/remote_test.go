@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -355,12 +354,10 @@ exec REAL "$@"`)
 	path := bin + ":" + os.Getenv("PATH")
 	published := make(chan Reply)
 	go func() { published <- deliver(t, path, r.Script(), r.Scratch) }()
-	for {
-		if _, err := os.Lstat(bin + "/publishing"); err == nil {
-			break
-		}
-		runtime.Gosched()
-	}
+	eventually(t, "publishing", func() bool {
+		_, err := os.Lstat(bin + "/publishing")
+		return err == nil
+	})
 	if got := deliver(t, path, RemoteCleanup(scratch, 0), scratch); got.Word != WordOK {
 		t.Errorf("cleanup says %q, want ok", got.Word)
 	}
