@@ -317,10 +317,12 @@ var commandTests = map[string]func(t *testing.T, c commands){
 		}
 	},
 	"kill": func(t *testing.T, c commands) {
-		p, err := c.l.Executor().Start(t.Context(), leasehold.Command{Script: "trap '' INT; sleep 64", Transport: c.transport, Timeout: 2 * time.Minute})
+		out := make(arrivals, 16)
+		p, err := c.l.Executor().Start(t.Context(), leasehold.Command{Script: "trap '' INT; echo begun; sleep 64", Stdout: out, Transport: c.transport, Timeout: 2 * time.Minute})
 		if err != nil {
 			t.Fatal(err)
 		}
+		out.await(t, "begun\n") // before that, a session can only be deleted, which may take longer than Kill waits
 		if err := p.Kill(t.Context()); err != nil {
 			t.Fatal(err)
 		}
