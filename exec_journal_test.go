@@ -403,6 +403,7 @@ func TestE1NoRoomIsNoProof(t *testing.T) {
 
 // TestAJournalThatCouldNotBeRemovedIsRemovedLater: nobody knows whether a dispatch that failed came to it.
 func TestAJournalThatCouldNotBeRemovedIsRemovedLater(t *testing.T) {
+	t.Parallel()
 	r, l := execRig(t, TransportJournal)
 	taken := func() int {
 		l.journals.mu.Lock()

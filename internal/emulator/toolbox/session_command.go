@@ -163,13 +163,23 @@ func (c *command) record(code int) {
 	_, _ = f.Write(content)
 }
 
-// append adds whole lines to the log. On a full disk they are lost.
+// append adds whole lines to the log, also once the command has ended: the echo of an input may come that late. On a full disk
+// they are lost.
 func (c *command) append(lines []byte) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.log != nil && !c.session.t.diskFull() {
-		_, _ = c.log.Write(lines)
+	if c.session.t.diskFull() {
+		return
 	}
+	log := c.log
+	if log == nil {
+		var err error
+		if log, err = os.OpenFile(c.file("output.log"), os.O_WRONLY|os.O_APPEND, 0); err != nil {
+			return // it went with its session
+		}
+		defer log.Close()
+	}
+	_, _ = log.Write(lines)
 }
 
 // send writes to the command's standard input, with a newline, and waits while the pipe is full.
