@@ -341,7 +341,7 @@ func TestTheInputIsTakenBeforeTheOutputIsRead(t *testing.T) {
 // TestE3AnExitIsHadAfterTheDeadline attaches when the command's time is over: to one that has ended, and to one that has not.
 func TestE3AnExitIsHadAfterTheDeadline(t *testing.T) {
 	eachTransport(t, func(t *testing.T, tr Transport) {
-		_, l := execRig(t, tr)
+		r, l := execRig(t, tr)
 		alive := filepath.Join(t.TempDir(), "alive")
 		p := started(t, t.Context(), l, Command{Script: "sleep 61 & echo $! >" + alive + "; echo out; exit 3", Timeout: time.Minute, Profiles: ProfilesNone})
 		if _, err := p.Wait(); err != nil {
@@ -349,6 +349,12 @@ func TestE3AnExitIsHadAfterTheDeadline(t *testing.T) {
 		}
 		ref := p.Ref()
 		ref.Deadline = time.Now().Add(-time.Hour).UTC()
+		// What cannot be looked at now can be later: that is no time-out.
+		r.server.SetFaults(emulator.Fault{Path: map[Transport]string{TransportJournal: executePath, TransportSession: logsPath}[tr], Action: emulator.StatusBefore, Status: 502})
+		_, err := l.Executor().Attach(t.Context(), ref, Attachment{})
+		wantError(t, err, KindUnavailable)
+		r.wantHits(t)
+		r.server.SetFaults()
 		q, err := l.Executor().Attach(t.Context(), ref, Attachment{})
 		if err != nil {
 			t.Fatal(err)

@@ -215,16 +215,17 @@ func (r *sessionRun) attach(life context.Context) error {
 	case err != nil:
 		return r.l.observe(r.op, err)
 	}
-	r.dispatched, r.over = DispatchedYes, r.recorded != nil
+	r.over = r.recorded != nil
 	if deadline := r.ref.Deadline; !r.over && !deadline.IsZero() && time.Until(deadline) <= 0 {
 		// The daemon records an exit once nobody holds the output any more, and the log has told of it by then.
 		ctx, cancel := context.WithTimeout(life, r.l.p.cfg.CallTimeout)
 		defer cancel()
 		log, err := r.peruse(ctx, r.session.id, r.command, (*stream.Log).Complete)
 		if r.over = log.Complete(); err != nil && !r.over {
-			return r.l.observe(r.op, err)
+			return r.l.observe(r.op, err) // nothing is taken over, and so nothing is ended
 		}
 	}
+	r.dispatched = DispatchedYes
 	return nil
 }
 
