@@ -116,9 +116,11 @@ func goOn(ctx context.Context, provider leasehold.Provider, store leasehold.Stor
 	if err != nil {
 		return nil, err
 	}
-	err = save(dir, &state{Command: process.Ref()})
+	if err := save(dir, &state{Command: process.Ref()}); err != nil {
+		return nil, err
+	}
 	fmt.Fprintln(stdout, "started")
-	return process, err
+	return process, nil
 }
 
 // giveBack gives back every lease on the list. What never became a lease is a sweeper's work.
@@ -159,7 +161,7 @@ func save(dir string, s *state) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.Create(filepath.Join(dir, "command.new"))
+	f, err := os.OpenFile(filepath.Join(dir, "command.new"), os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
