@@ -18,7 +18,15 @@ func (b *backoff) wait(ctx context.Context, wish time.Duration) error {
 	if deadline, ok := ctx.Deadline(); ok && wish > 0 && time.Until(deadline) <= pause {
 		return context.DeadlineExceeded
 	}
-	timer := time.NewTimer(pause)
+	return sleep(ctx, pause)
+}
+
+// sleep waits for d, or for the end of ctx, which it returns.
+func sleep(ctx context.Context, d time.Duration) error {
+	if d <= 0 {
+		return ctx.Err()
+	}
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:

@@ -131,6 +131,27 @@ func departed(ctx context.Context, op, sandbox string) *Error {
 	return e
 }
 
+// asked is whether a change was asked for, after one more request for it with this outcome; before says so of those before.
+func asked(before Dispatch, err *Error) Dispatch {
+	switch {
+	case err == nil:
+		return DispatchedYes
+	case before == DispatchedYes || err.Dispatched == DispatchedNo:
+		return before
+	}
+	return err.Dispatched
+}
+
+// afterwards is an error that came after requests for a change, of which sent is what asked says: Error.Dispatched is theirs.
+func afterwards(sent Dispatch, err error) error {
+	if err == nil || sent == DispatchedNo {
+		return err
+	}
+	e := failed("", err)
+	e.Dispatched = sent
+	return e
+}
+
 // inPhase names the phase in which err happened, if it has none.
 func inPhase(phase Phase, err error) error {
 	if err == nil {

@@ -326,18 +326,3 @@ func (p *sessionPool) close(ctx context.Context, l *Lease) {
 	}
 	p.deletes.Wait()
 }
-
-// sleep waits for d, or for the end of ctx, which it returns.
-func sleep(ctx context.Context, d time.Duration) error {
-	if d <= 0 {
-		return ctx.Err()
-	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctxError(ctx)
-	}
-}

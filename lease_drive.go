@@ -242,8 +242,8 @@ func (p *provider) absent(ctx context.Context, op string, t target) *Error {
 // last error when the provider gave no useful answer for Config.CallTimeout: that is an outage, which the caller had
 // better know of. It returns whether the provider was asked for any step; if so, Error.Dispatched says that, and not whether
 // the read was sent that failed.
-func (p *provider) drive(ctx context.Context, op string, t target, g goal) (_ *daytona.Sandbox, asked Dispatch, _ error) {
-	asked = DispatchedNo
+func (p *provider) drive(ctx context.Context, op string, t target, g goal) (_ *daytona.Sandbox, sent Dispatch, _ error) {
+	sent = DispatchedNo
 	var (
 		pause    backoff
 		accepted step // the action that the provider accepted last; stepWait: none yet
@@ -253,10 +253,7 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (_ *d
 		heard    = time.Now() // when the provider was last known to answer
 	)
 	fail := func(err *Error) *Error {
-		if asked != DispatchedNo {
-			err.Dispatched = asked
-		}
-		return outOfTime(ctx, err, last)
+		return outOfTime(ctx, failed(op, afterwards(sent, err)), last)
 	}
 	for {
 		sb, err := p.read(ctx, op, t)
@@ -266,17 +263,17 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (_ *d
 				heard = time.Now()
 			}
 			if !mapped.Retryable || time.Since(heard) >= p.cfg.CallTimeout {
-				return nil, asked, fail(mapped)
+				return nil, sent, fail(mapped)
 			}
 			if pause.wait(ctx, mapped.RetryAfter) != nil {
-				return nil, asked, fail(mapped)
+				return nil, sent, fail(mapped)
 			}
 			continue
 		}
 		last, heard = sb, time.Now()
 		if g == goalStarted && sb.ContainerLost() {
 			if losses++; losses > 1 {
-				return nil, asked, &Error{Op: op, Kind: KindGone, Reason: ReasonContainerLost, Sandbox: t.label(), Dispatched: DispatchedYes, Message: "the provider lost the sandbox's container"}
+				return nil, sent, &Error{Op: op, Kind: KindGone, Reason: ReasonContainerLost, Sandbox: t.label(), Dispatched: DispatchedYes, Message: "the provider lost the sandbox's container"}
 			}
 			continue // a fresh read must confirm it
 		}
@@ -285,18 +282,19 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (_ *d
 		var refusal *Error
 		switch action {
 		case stepDone:
-			return sb, asked, nil
+			return sb, sent, nil
 		case stepFail:
-			return sb, asked, &Error{Op: op, Kind: KindBroken, Sandbox: t.label(), Dispatched: DispatchedYes, Message: "the sandbox is in an error state that it cannot leave; it was kept"}
+			return sb, sent, &Error{Op: op, Kind: KindBroken, Sandbox: t.label(), Dispatched: DispatchedYes, Message: "the sandbox is in an error state that it cannot leave; it was kept"}
 		case stepWait:
 		default:
 			if action == stepStop && sb.AutoDelete != nil && *sb.AutoDelete == 0 {
-				return sb, asked, &Error{Op: op, Kind: KindConflict, Sandbox: t.label(), Dispatched: DispatchedNo, Message: "the sandbox is set to be deleted when it stops; it was left running: retain it, or destroy it"}
+				return sb, sent, &Error{Op: op, Kind: KindConflict, Sandbox: t.label(), Dispatched: DispatchedNo, Message: "the sandbox is set to be deleted when it stops; it was left running: retain it, or destroy it"}
 			}
 			err := p.act(ctx, op, t, action)
+			sent = asked(sent, failed(op, err))
 			if err == nil {
-				refusals, asked = 0, DispatchedYes
-				if action != accepted { // else it had no effect yet, and is not to be asked for as fast as it is accepted
+				refusals = 0
+				if action != accepted { // else it had no effect yet, and is not to be sent for as fast as it is accepted
 					pause, accepted = backoff{}, action
 					continue
 				}
@@ -304,15 +302,12 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (_ *d
 			}
 			refusal = failed(op, err)
 			refusal.Sandbox = t.label()
-			if asked != DispatchedYes && refusal.Dispatched != DispatchedNo {
-				asked = refusal.Dispatched
-			}
 			switch {
 			case refusal.Kind == KindConflict, refusal.Kind == KindNotFound, refusal.Retryable: // the next read tells what became of it
 			case refusal.Kind == KindRefused && refusals+1 < refusalLimit:
 				refusals++
 			default:
-				return sb, asked, fail(refusal)
+				return sb, sent, fail(refusal)
 			}
 		}
 		var wish time.Duration
@@ -324,7 +319,7 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (_ *d
 				refusal = failed(op, err)
 				refusal.Sandbox = t.label()
 			}
-			return sb, asked, fail(refusal)
+			return sb, sent, fail(refusal)
 		}
 	}
 }

@@ -97,16 +97,16 @@ func (p *provider) resume(work context.Context, op string, ref LeaseRef) (*Lease
 // lease back, and remove its record. If it is done again, nothing is written unless the sandbox had to be started again. It
 // reports whether it added a record.
 func (p *provider) startRecorded(ctx context.Context, op string, ref LeaseRef, again bool) (sb *daytona.Sandbox, added bool, err error) {
-	sb, asked, err := p.drive(ctx, op, ref.target(), goalStarted)
+	sb, sent, err := p.drive(ctx, op, ref.target(), goalStarted)
 	if err == nil {
 		p.allocated(op, ref.target()) // it may have run before
-		if again && asked == DispatchedNo {
+		if again && sent == DispatchedNo {
 			return sb, false, nil
 		}
 		added, err = p.ledger.confirm(ctx, op, ref)
 		return sb, added, err
 	}
-	if e := failed(op, err); asked == DispatchedNo || e.absent() || e.Kind == KindNotOwned { // nothing was started
+	if e := failed(op, err); sent == DispatchedNo || e.absent() || e.Kind == KindNotOwned { // nothing was started
 		return nil, false, err
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.cfg.CallTimeout)

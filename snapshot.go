@@ -114,8 +114,8 @@ type BuildRequest struct {
 	Region     string    // empty: Config.Target, else the organisation's default
 
 	// Logs gets the log of a build as it is written, each byte once, and to its end where the provider still has it and sends
-	// the rest within [Config.CallTimeout]. It is not closed. Its error ends the call, and not the build. Nil: nobody reads the log. A log that cannot be read is no
-	// failure.
+	// the rest within [Config.CallTimeout]. It is not closed. Its error ends the call, and not the build. Nil: nobody reads
+	// the log. A log that cannot be read is no failure.
 	Logs io.Writer
 	// Timeout bounds the call. Zero: [DefaultBuildTimeout]. At most 24 hours.
 	Timeout time.Duration
@@ -168,8 +168,7 @@ func imageProblem(image string) string {
 //
 // It fails with [ErrBroken] if the build failed, of which the log says why, and with [ErrUncertain] if the creation was not
 // answered and no snapshot of the name is seen within [Config.CallTimeout]. It fails with [ErrConflict] if the snapshot is
-// inactive, or being deleted. What failed stays at the provider until
-// [Snapshots.Delete]. The end of ctx ends the call, and not the build.
+// inactive, or being deleted. What failed stays at the provider until [Snapshots.Delete]. The end of ctx ends the call, and not the build.
 func (s *Snapshots) Build(ctx context.Context, ref SnapshotRef, request BuildRequest) (_ SnapshotRef, err error) {
 	const op = "snapshot build"
 	ctx, span := s.p.span(ctx, op)
@@ -366,12 +365,7 @@ func (s *Snapshots) Delete(ctx context.Context, ref SnapshotRef) (err error) {
 			err := s.p.client.DeleteSnapshot(call, ref.ID)
 			cancel()
 			e := failed(op, err)
-			switch {
-			case e == nil:
-				sent = DispatchedYes
-			case sent != DispatchedYes && e.Dispatched != DispatchedNo:
-				sent = e.Dispatched
-			}
+			sent = asked(sent, e)
 			if e != nil {
 				if !e.Retryable && e.Kind != KindNotFound { // the next read tells what became of it
 					return inPhase(phase, afterwards(sent, e))
@@ -383,16 +377,6 @@ func (s *Snapshots) Delete(ctx context.Context, ref SnapshotRef) (err error) {
 			return inPhase(phase, afterwards(sent, failed(op, err)))
 		}
 	}
-}
-
-// afterwards is an error that came after a request that changes something, whose own dispatch says what the call sent.
-func afterwards(sent Dispatch, err error) error {
-	if err == nil || sent == DispatchedNo {
-		return err
-	}
-	e := failed("", err)
-	e.Dispatched = sent
-	return e
 }
 
 // begin admits a call and returns its context, which also ends with the provider, or with the time for it.
