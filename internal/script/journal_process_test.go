@@ -36,7 +36,7 @@ func TestE3WhatMayNotBeSignalledIsNotLost(t *testing.T) {
 		missing(t, "setpriv")
 	}
 	if os.Getuid() != 0 {
-		t.Skip("only root can make a program that becomes root's")
+		missing(t, "root, who can make a program that becomes root's,")
 	}
 	eachJournal(t, func(t *testing.T, j journals) {
 		home, err := os.MkdirTemp("/var/tmp", "lh-") // the test's own directories are closed to others
@@ -88,7 +88,7 @@ func TestE3WhatMayNotBeSignalledIsNotLost(t *testing.T) {
 // TestE3AProcessMayHaveAnyName gives the command's process a name of two lines, the second of which looks like its end.
 func TestE3AProcessMayHaveAnyName(t *testing.T) {
 	if _, err := os.Stat("/proc/self/comm"); err != nil {
-		t.Skip("processes have no name here")
+		missing(t, "/proc/self/comm")
 	}
 	eachJournal(t, func(t *testing.T, j journals) {
 		s := start(`printf 'a\nb) Z 1' >/proc/$$/comm; echo ready; sleep 61 & wait`)
@@ -204,7 +204,7 @@ func TestE2AKilledCopierIsNoFullDisk(t *testing.T) {
 		got := j.run(t, journal("copier").Start(s))
 		links, err := filepath.Glob("/proc/[0-9]*/fd/1")
 		if err != nil || len(links) == 0 {
-			t.Skip("processes cannot be found here")
+			missing(t, "/proc/*/fd")
 		}
 		killed := 0
 		for _, link := range links {
@@ -232,7 +232,7 @@ func TestE2AKilledCopierIsNoFullDisk(t *testing.T) {
 // and too late to be seen.
 func TestE1AMarkOfARefusalProvesNothingWhileThereIsARecord(t *testing.T) {
 	if _, err := os.Stat("/dev/shm"); err != nil {
-		t.Skip(err)
+		missing(t, "/dev/shm")
 	}
 	eachJournal(t, func(t *testing.T, j journals) {
 		unique := func(name string) (script.Journal, string) {
