@@ -1,6 +1,7 @@
 package leasehold
 
 import (
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -88,5 +89,29 @@ func TestL7LateResumeIsFenced(t *testing.T) {
 		if entries, err := w.cfg.Store.List(t.Context(), "", 10); err != nil || len(entries) != 1 || entries[0].Owner != owner {
 			t.Errorf("List() = %+v, %v, want the lease in the hands of the host that resumed it last", entries, err)
 		}
+	})
+}
+
+// TestI1AResumeThatIsNotRecordedCounts: a sandbox that was seen running is no proof of idleness, whatever the store does.
+func TestI1AResumeThatIsNotRecordedCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &hookStore{Store: newMemoryStore()}
+		w := newWorld(t, Config{Store: store, Reuse: true})
+		ref := w.acquired(t).Ref()
+		other := w.another(t, Config{Reuse: true})
+		store.change(func() {
+			store.before = func(call, _ string) error {
+				if call == "update" {
+					return errors.New("down")
+				}
+				return nil
+			}
+		})
+		_, err := other.Resume(t.Context(), ref)
+		wantError(t, err, KindStore)
+		if report := other.Idle(); report.Idle {
+			t.Errorf("Idle() = %+v beside a sandbox that runs", report)
+		}
+		store.change(func() { store.before = nil })
 	})
 }

@@ -369,6 +369,19 @@ exec REAL "$@"`)
 	}
 }
 
+// A number that another process has got by now does not keep a cleanup for ever.
+func TestCleanupDoesNotWaitForAStranger(t *testing.T) {
+	bin, top := t.TempDir(), filepath.Join(t.TempDir(), StageName())
+	tool(t, bin, "sleep", "exit 0")
+	put(t, top, map[string]string{"gate/x": "", "run/pid": fmt.Sprint(os.Getpid())})
+	if got := deliver(t, bin+":"+os.Getenv("PATH"), RemoteCleanup(top, 0), top); got.Word != WordOK {
+		t.Errorf("cleanup says %q, want ok", got.Word)
+	}
+	if _, err := os.Lstat(top); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("Lstat() = %v, want that nothing is left", err)
+	}
+}
+
 func TestImportScriptRecordsDirectories(t *testing.T) {
 	src, dest := t.TempDir(), t.TempDir()
 	put(t, src, map[string]string{"a": "new"})

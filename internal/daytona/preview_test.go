@@ -1,10 +1,16 @@
 package daytona
 
 import (
+	"context"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/coder/websocket"
 )
 
 func TestTheProxysRefusalsAreToldFromTheServices(t *testing.T) {
@@ -76,4 +82,68 @@ func (a answering) RoundTrip(req *http.Request) (*http.Response, error) {
 		StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, ContentLength: int64(len(a)),
 		Body: io.NopCloser(strings.NewReader(string(a))), Request: req,
 	}, nil
+}
+
+// pipeListener accepts connections that take nothing before it is read.
+type pipeListener struct {
+	net.Listener
+	accepted chan net.Conn
+	closed   chan struct{}
+}
+
+func (l *pipeListener) Accept() (net.Conn, error) {
+	select {
+	case conn := <-l.accepted:
+		return conn, nil
+	case <-l.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l *pipeListener) Close() error { close(l.closed); return nil }
+
+// TestASocketIsClosedWhileAWriteWaits: the peer reads nothing, and so cannot be told of the end either.
+func TestASocketIsClosedWhileAWriteWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		listener := &pipeListener{accepted: make(chan net.Conn), closed: make(chan struct{})}
+		over := make(chan struct{})
+		server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			conn, err := websocket.Accept(w, r, nil)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			<-over
+			_ = conn.CloseNow()
+		})}
+		go func() { _ = server.Serve(listener) }()
+		carrier := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+			here, there := net.Pipe()
+			listener.accepted <- there
+			return here, nil
+		}}
+		conn, _, err := DialSocket(t.Context(), carrier, "http://service/", SocketRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		written := make(chan error)
+		go func() {
+			_, err := conn.Write(make([]byte, 1<<20))
+			written <- err
+		}()
+		synctest.Wait()
+		began := time.Now()
+		_ = conn.Close()
+		if took := time.Since(began); took >= time.Second {
+			t.Errorf("Close() took %s", took)
+		}
+		if e := failure(t, <-written); e.Reason != ReasonClosed {
+			t.Errorf("Write() = %+v, want that it was closed", e)
+		}
+		close(over)
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+		carrier.CloseIdleConnections()
+	})
 }

@@ -30,6 +30,14 @@ func TestInput(t *testing.T) {
 		}
 		wantError(t, input(id, "late"), http.StatusGone, "GONE", "gone: ", commandPath("s", id)+"/input")
 	})
+	t.Run("is echoed if the command has ended by then", func(t *testing.T) {
+		id := w.start("s", "echo done")
+		w.exitCode("s", id)
+		w.toolbox.sessions.get("s").command(id).append([]byte(out + "late\n"))
+		if got, want := w.log("s", id), out+"done\n"+out+"late\n"; got != want {
+			t.Errorf("log = %q, want %q", got, want)
+		}
+	})
 	t.Run("is not echoed on request", func(t *testing.T) {
 		id := w.start("s", `read a; echo "[$a]"`, "suppressInputEcho")
 		until(t, "the command takes input", func() bool { return input(id, "secret").status == http.StatusNoContent })
