@@ -89,8 +89,8 @@ type ExportOptions struct {
 // stopped when the connection breaks. That takes three requests for a tree that fits in one piece, and up to two more for
 // each further piece. The end of the archive, its length, and the length and checksum of each piece are proved. The
 // scratch files are removed, after a failure too. A context that ends makes Dir return at once; the removal then goes on
-// in the background, and giving back the lease waits for it. A host that has
-// not been heard of for three minutes is taken to be gone, and its archive is given up; one that is merely slow says so.
+// in the background, and giving back the lease waits for it. A host that has not been heard of for
+// three minutes is taken to be gone, and its archive is given up; one that is merely slow says so.
 //
 // Where the sandbox has no room even for that, because its disk is full, a quota is used up or files are limited in
 // their size, the archive comes through a terminal instead, without a file in the sandbox: see [RouteTerminal].

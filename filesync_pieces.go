@@ -87,7 +87,10 @@ func (p *pieceReader) fetch(reply archive.Reply) error {
 // pass hands a piece to Read. However long that is busy with earlier ones, the sandbox is told in time that somebody still is
 // interested.
 func (p *pieceReader) pass(piece archive.Piece) error {
-	const pause = archive.Patience * time.Second / 3
+	const (
+		pause = archive.Patience * time.Second / 3
+		limit = 5 * time.Second // of the request, while the piece waits
+	)
 	tick := time.NewTicker(pause)
 	defer tick.Stop()
 	for {
@@ -97,7 +100,7 @@ func (p *pieceReader) pass(piece archive.Piece) error {
 		case <-p.ctx.Done():
 			return ctxError(p.ctx)
 		case <-tick.C:
-			call, cancel := context.WithTimeout(p.ctx, scratchCleanupCall)                      // the piece waits meanwhile
+			call, cancel := context.WithTimeout(p.ctx, limit)
 			_, _ = p.t.box.Execute(call, p.request.Take(piece.Number, int(p.needed.Load())), 0) // fetch sees what is wrong
 			cancel()
 		}

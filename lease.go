@@ -141,7 +141,7 @@ type Lease struct {
 	drained chan struct{}    // closed when active falls to zero; nil while nobody waits
 	box     *daytona.Toolbox // nil until the sandbox was resolved, and after it was found not running
 	boxOf   uint64           // about.Clears() when box was set
-	added   bool             // claim added the durable record, which there was none of, and no look has proved the sandbox ours since
+	added   bool             // claim added the durable record, and no look has proved the sandbox ours since
 	closers []func(context.Context)
 
 	open context.Context         // ends when the lease begins to be given back, or the provider is closed

@@ -107,9 +107,9 @@ func (g *ledger) resolve(ctx context.Context, op string, ref LeaseRef) (added bo
 	return g.adopt(ctx, op, ref)
 }
 
-// confirm sees to it that a lease whose sandbox was just started, or may have been, is recorded. Another host may have given the lease back
-// meanwhile, and removed its record: then it is added. If another host has it now it is that host's, and this fails with
-// [KindFenced]. It reports whether it added the record.
+// confirm sees to it that a lease whose sandbox was just started, or may have been, is recorded. Another host may have given
+// the lease back meanwhile, and removed its record: then it is added. If another host has it now it is that host's, and this
+// fails with [KindFenced]. It reports whether it added the record.
 func (g *ledger) confirm(ctx context.Context, op string, ref LeaseRef) (added bool, err error) {
 	if g.store == nil {
 		return false, nil
@@ -600,8 +600,8 @@ func (g *ledger) payAll(ctx context.Context) {
 	}
 }
 
-// close stops renewing, after a last, bounded try to pay what is owed, even if ctx has ended. What we hold stays ours until the claim time has passed:
-// a host that is restarted takes it up again.
+// close stops renewing, after a last, bounded try to pay what is owed, even if ctx has ended. What we hold stays ours until
+// the claim time has passed: a host that is restarted takes it up again.
 func (g *ledger) close(ctx context.Context) {
 	g.mu.Lock()
 	stop := g.beats

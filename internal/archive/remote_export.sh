@@ -1,11 +1,11 @@
 # Makes an archive in pieces, of which few are on the disk at a time. Arguments: "make" or "take", the scratch directory,
 # the number of the piece that is wanted; for "take" also the first piece that is still needed; for "make" the blocks of
-# 64 KiB in a piece, how many pieces there may be, the seconds without a "take" after which nobody is taken to be interested any more,
-# "strict" or "live", and then what to archive, see remote_source.sh.
+# 64 KiB in a piece, how many pieces there may be, the seconds without a "take" after which nobody is taken to be interested
+# any more, "strict" or "live", and then what to archive, see remote_source.sh.
 #
 # "make" begins, and goes on in the background if there is more than one piece; "take" removes those that are not needed
-# any more, and says that somebody still is interested. Both wait until the wanted one is whole, and then say, each line after the scratch directory's name:
-# "piece <number> <sum> <bytes>" for each one that is ("-" where there is no cksum), and, when nothing more will come,
+# any more, and says that somebody still is interested. Both wait until the wanted one is whole, and then say, each line after
+# the scratch directory's name: "piece <number> <sum> <bytes>" for each one that is ("-" where there is no cksum), and, when nothing more will come,
 # "skip <path>" for each socket and one last word: "ok <bytes>" or why there is no archive. "busy" means that nothing became
 # whole for half a minute.
 set -u

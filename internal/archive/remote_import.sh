@@ -1,6 +1,6 @@
-# Takes in an upload. Arguments: scratch name, the lease's own directory, the bundle's name, its digest and its marker, each empty
-# for none; how many lines there are for the lease's list of writable directories, and these; then for each stage: destination, bytes of the
-# archive, bytes of the list of large files, bytes of the list of what is to be removed, 0 for none.
+# Takes in an upload. Arguments: scratch name, the lease's own directory, the bundle's name, its digest and its marker, each
+# empty for none; how many lines there are for the lease's list of writable directories, and these; then for each stage:
+# destination, bytes of the archive, bytes of the list of large files, bytes of the list of what is to be removed, 0 for none.
 # In <destination>/<scratch>, with -1, -2 and so on for further stages, lie the archive, tree.tar, and the large files:
 # large/0, large/1 and so on, with the list, large/places. The last line of output is "<scratch> <word>".
 set -u

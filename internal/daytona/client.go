@@ -22,8 +22,9 @@ type Config struct {
 	Observe func(Call)
 	// Track is called for every request with the credential, which those of [Client.Preview] lack, before it is handed to
 	// Transport, and what it returns once, when the transport is done with it: it failed, or its body or websocket has come
-	// to its end or was closed. That may be after the caller has left. Settled says that nothing can come of it any more: it changes nothing (GET), was not sent, or was answered
-	// by other than 408 and 5xx, behind which a request may still be on its way. Nil: nobody counts.
+	// to its end or was closed. That may be after the caller has left. Settled says that nothing can come of it any more: it
+	// changes nothing (GET), was not sent, or was answered by other than 408 and 5xx, behind which a request may still be on
+	// its way. Nil: nobody counts.
 	Track func(ctx context.Context, r Request) (end func(settled bool))
 }
 

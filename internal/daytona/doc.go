@@ -4,8 +4,7 @@
 //
 // Every request but a caller's own, which Preview and DialSocket carry, goes through one transport, which adds the
 // credential, counts bytes, keeps the status, Retry-After and shape of an error reply, and proves whether a request was
-// dispatched. All methods return errors as [*Error], whose text never contains a
-// provider's words. [Config.Observe] sees every call. No environment variable has an influence here, except the usual
+// dispatched. All methods return errors as [*Error], whose text never contains a provider's words. [Config.Observe] sees every call. No environment variable has an influence here, except the usual
 // HTTPS_PROXY, HTTP_PROXY and NO_PROXY when [Config.Transport] is nil.
 //
 // Which client carries a call, and why:

@@ -181,8 +181,8 @@ type SocketRequest struct {
 }
 
 // DialSocket opens a websocket on a carrier, and returns it as a stream: each Write is a message, and Read reads across
-// messages until the peer closes with 1000 or 1001, which is io.EOF, or this side, which is ReasonClosed. The context bounds the opening; carried errors of the
-// carrier are returned as they are.
+// messages until the peer closes with 1000 or 1001, which is io.EOF, or this side, which is ReasonClosed. The context bounds
+// the opening; carried errors of the carrier are returned as they are.
 func DialSocket(ctx context.Context, carrier http.RoundTripper, address string, r SocketRequest) (net.Conn, string, error) {
 	kept := &keptError{carrier: carrier}
 	client := &http.Client{Transport: kept, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}

@@ -13,8 +13,8 @@ while read -r _rest; do _line=$_rest; done <"/proc/$1/stat"
 }
 `)
 
-// stopGroup, with describe, defines end_group, which ends the process $_process with its process group, its session and all descendants,
-// and is true once none of them is left: it asks (SIGTERM), kills after 2 s, and gives up after 3 s. An orphan that stayed in
+// stopGroup, with describe, defines end_group, which ends the process $_process with its process group, its session and all
+// descendants, and is true once none of them is left: it asks (SIGTERM), kills after 2 s, and gives up after 3 s. An orphan that stayed in
 // the group or the session belongs to it, a daemon that has left both and its ancestors does not. $_birth is the start time
 // of the process, if that is known: a process of the same number that started at another time is a stranger, and while a
 // group of that number exists the system gives the number to nobody else, so then the group is empty.
