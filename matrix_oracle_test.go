@@ -258,7 +258,8 @@ func (o *oracle) judgeCommand(c *commandClaim, err error) {
 	}
 	// A sandbox that ends kills its processes in any order, and so does a session that is deleted because nothing else could be
 	// asked for: a command may see the end of an input that was cut off.
-	cut := (o.lost || o.ends || !c.StopConfirmed) && err != nil && c.StdinSize < c.stdin
+	deleted := c.Transport == TransportSession && !c.StopConfirmed
+	cut := (o.lost || o.ends || deleted) && err != nil && c.StdinSize < c.stdin
 	if c.Fidelity != FidelityDamaged && !cut {
 		for _, stream := range []struct{ want, got []byte }{{c.wantOut, c.out}, {c.wantErrs, c.errs}} {
 			if !bytes.HasPrefix(stream.want, stream.got) {
