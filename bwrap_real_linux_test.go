@@ -464,7 +464,11 @@ func TestBwrapProbe(t *testing.T) {
 		{"id hangs", func(t *testing.T) { fake(t, "id", idUn("sleep 71001")) }, Bwrap{false, "", BwrapTimedOut}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			r := bwrapRig(t, Config{CallTimeout: 4 * time.Second})
+			var cfg Config
+			if tt.want.BwrapReason == BwrapTimedOut {
+				cfg.CallTimeout = 6 * time.Second // half of it is the probe's
+			}
+			r := bwrapRig(t, cfg)
 			tt.spoil(t)
 			l := r.acquired(t)
 			if diff := cmp.Diff(tt.want, l.Ref().Bwrap); diff != "" {

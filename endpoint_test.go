@@ -196,6 +196,7 @@ func TestEndpointIsRefusedUnlessItsAddressIsThePortsOwn(t *testing.T) {
 }
 
 func TestEndpointFailuresHaveAPhaseAndAStatus(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
 	own := func(status int) emulator.Fault {

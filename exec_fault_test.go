@@ -102,6 +102,7 @@ func (r *running) wait(t *testing.T, want Kind) {
 // TestE3FaultsOfTheObservationLoseNothing breaks each way of observing a command that ends on its own. The result must be
 // the whole one.
 func TestE3FaultsOfTheObservationLoseNothing(t *testing.T) {
+	t.Parallel()
 	always := func(f emulator.Fault) emulator.Fault { f.Count = -1; return f }
 	get := func(path string, f emulator.Fault) emulator.Fault { f.Method, f.Path = "GET", path; return f }
 	tests := map[string][]emulator.Fault{
@@ -216,6 +217,7 @@ func wantNoExit(t *testing.T, run *running) {
 }
 
 func TestE3AnExitWithoutTheWholeOutputSaysSo(t *testing.T) {
+	t.Parallel()
 	r, l := execRig(t, TransportSession)
 	// A log of which only the beginning can be read, and a recorded exit.
 	r.server.SetFaults(
@@ -229,6 +231,7 @@ func TestE3AnExitWithoutTheWholeOutputSaysSo(t *testing.T) {
 }
 
 func TestE4NothingACommandDoesHarmsTheNext(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		_, l := execRig(t, tr)
 		for name, tt := range map[string]struct {
@@ -259,6 +262,7 @@ func TestE4NothingACommandDoesHarmsTheNext(t *testing.T) {
 }
 
 func TestE4ABackgroundChildNeitherBlocksNorDies(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		_, l := execRig(t, tr)
 		gate := filepath.Join(t.TempDir(), "gate")
@@ -318,6 +322,7 @@ func (m *meeting) await(t *testing.T) {
 }
 
 func TestE4ConcurrentCommandsRunConcurrently(t *testing.T) {
+	t.Parallel()
 	r, l := execRig(t, TransportSession)
 	const n = 64
 	meet := newMeeting(t, n)
@@ -342,6 +347,7 @@ func TestE4ConcurrentCommandsRunConcurrently(t *testing.T) {
 }
 
 func TestE5TheEndOfTheContextStopsTheCommand(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		_, l := execRig(t, tr)
 		boom := errors.New("boom")
@@ -381,6 +387,7 @@ func wantDead(t *testing.T, file string) {
 }
 
 func TestE5TheTimeoutIsTheCommandsLifetime(t *testing.T) {
+	t.Parallel()
 	r, l := execRig(t, TransportSession)
 	alive := filepath.Join(t.TempDir(), "pid")
 	// Not even a dead connection prolongs it.
@@ -398,6 +405,7 @@ func TestE5TheTimeoutIsTheCommandsLifetime(t *testing.T) {
 }
 
 func TestE5AnUnconfirmedStopSaysSo(t *testing.T) {
+	t.Parallel()
 	r, l := execRig(t, TransportSession)
 	r.server.SetFaults(emulator.Fault{Method: "DELETE", Path: sessionPath, Action: emulator.StatusBefore, Status: 403})
 	got, _ := runFails(t, t.Context(), l, Command{Script: "sleep 63", Timeout: 300 * time.Millisecond}, KindTimeout, DispatchedYes)
@@ -408,6 +416,7 @@ func TestE5AnUnconfirmedStopSaysSo(t *testing.T) {
 }
 
 func TestE5ALostReplyOfTheStopIsNoFailure(t *testing.T) {
+	t.Parallel()
 	r, l := execRig(t, TransportSession)
 	r.server.SetFaults(emulator.Fault{Method: "DELETE", Path: sessionPath, Action: emulator.DropAfter})
 	got, _ := runFails(t, t.Context(), l, Command{Script: "sleep 64", Timeout: 300 * time.Millisecond}, KindTimeout, DispatchedYes)

@@ -26,6 +26,7 @@ func TestASmallInputTakesNoRequest(t *testing.T) {
 // TestAConversation answers what the command says, which it could not if its input were sent in advance. A session's log
 // brings whole lines alone.
 func TestAConversation(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		more := "more"
 		if tr == TransportSession {
@@ -65,6 +66,7 @@ func numbered(n int) []byte {
 }
 
 func TestAnInputArrivesOnceWhateverIsLost(t *testing.T) {
+	t.Parallel()
 	execute := "/toolbox/*/process/execute"
 	for name, f := range map[string]emulator.Fault{
 		"nothing":         {Path: "/none"},
@@ -92,6 +94,7 @@ func TestAnInputArrivesOnceWhateverIsLost(t *testing.T) {
 }
 
 func TestAnInputThatIsNotRead(t *testing.T) {
+	t.Parallel()
 	_, l := execRig(t, TransportJournal)
 	endless := readerFunc(func(p []byte) (int, error) { return len(p), nil })
 	t.Run("command ends", func(t *testing.T) {

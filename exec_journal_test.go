@@ -35,6 +35,7 @@ func TestAShortCommandTakesOneRequest(t *testing.T) {
 
 // TestE3FaultsOfAJournalsRequests breaks each request of a command that ends on its own. The result must be the whole one.
 func TestE3FaultsOfAJournalsRequests(t *testing.T) {
+	t.Parallel()
 	execute := "/toolbox/*/process/execute"
 	var cases, early atomic.Int32
 	t.Cleanup(func() {
@@ -122,6 +123,7 @@ func TestWithoutRoomForAJournalASessionRuns(t *testing.T) {
 }
 
 func TestE4JournalsRunConcurrently(t *testing.T) {
+	t.Parallel()
 	_, l := execRig(t, TransportJournal)
 	const n = 64
 	meet := newMeeting(t, n)
@@ -216,6 +218,7 @@ func TestE3WhatHappensUnderAJournal(t *testing.T) {
 // TestRecoveryMovesLittleTwice breaks the transfer of output that is not text, five times. Each break loses what the
 // sockets held, which does not grow with the output.
 func TestRecoveryMovesLittleTwice(t *testing.T) {
+	t.Parallel()
 	r, l := execRig(t, TransportJournal)
 	var faults []emulator.Fault
 	for range 5 {
@@ -236,6 +239,7 @@ func TestRecoveryMovesLittleTwice(t *testing.T) {
 
 // TestE1ACommandThatRemovesItsJournalStartsOnce: what the exit leaves behind is not taken for a journal that never was.
 func TestE1ACommandThatRemovesItsJournalStartsOnce(t *testing.T) {
+	t.Parallel()
 	for name, harm := range map[string]string{"removed": "rm -rf $TMPDIR/.leasehold-*/*", "emptied": "for f in $TMPDIR/.leasehold-*/*; do : >$f; done"} {
 		for _, exit := range []string{"exit 3", "sleep 1; exit 3"} {
 			t.Run(name+", "+exit, func(t *testing.T) {
@@ -314,6 +318,7 @@ func TestE3AStreamWithoutItsEndIsNotComplete(t *testing.T) {
 
 // TestE5WhatTheRecordBecomesDoesNotHoldUpRun: nobody waits at a FIFO, or reads a directory.
 func TestE5WhatTheRecordBecomesDoesNotHoldUpRun(t *testing.T) {
+	t.Parallel()
 	for name, change := range map[string]string{"FIFO": "mkfifo", "directory": "mkdir"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -346,6 +351,7 @@ func TestE1ARefusalInPlaceOfTheReplyIsSettledFirst(t *testing.T) {
 
 // TestE1ARemovedDirectoryProvesNothing: the reply is lost, and the record with all others gone, when the command is settled.
 func TestE1ARemovedDirectoryProvesNothing(t *testing.T) {
+	t.Parallel()
 	for name, before := range map[string]int{"first command": 0, "later command": 1} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

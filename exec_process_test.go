@@ -90,6 +90,7 @@ func TestStartFailsLikeRun(t *testing.T) {
 }
 
 func TestTheEndOfTheContextStopsAStartedCommand(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		_, l := execRig(t, tr)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -134,6 +135,7 @@ func TestSignalsReachTheCommand(t *testing.T) {
 
 // TestASignalThatIsRefusedIsNoEnd: the kill of a command that runs as another user fails.
 func TestASignalThatIsRefusedIsNoEnd(t *testing.T) {
+	t.Parallel()
 	r, l := execRig(t, TransportJournal)
 	p := started(t, t.Context(), l, Command{Script: "echo ready; sleep 61"})
 	mark := p.x.transport.(*journalRun).journal.Mark
@@ -178,6 +180,7 @@ func TestKill(t *testing.T) {
 
 // TestKillThatIsNotConfirmed: the provider refuses the kill, and then what was left to itself is killed.
 func TestKillThatIsNotConfirmed(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		r, l := execRig(t, tr)
 		p := started(t, t.Context(), l, Command{Script: "echo ready; sleep 61"})
@@ -225,6 +228,7 @@ func TestE4KillingWhatNeverBeganHarmsNobody(t *testing.T) {
 }
 
 func TestSignalAfterTheEndOfALease(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		r, l := execRig(t, tr)
 		p := started(t, t.Context(), l, Command{Script: "echo ready; sleep 61"})
@@ -242,6 +246,7 @@ func TestSignalAfterTheEndOfALease(t *testing.T) {
 
 // TestAnotherHostGoesOn detaches one provider, and attaches a second one to the same sandbox from the offsets reached.
 func TestAnotherHostGoesOn(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		r, l := execRig(t, tr)
 		g, out := newGate(t), make(arrivals, 8)
@@ -316,6 +321,7 @@ func TestTheOutputMayBeReadLater(t *testing.T) {
 
 // TestTheInputIsTakenBeforeTheOutputIsRead writes all of the input before it reads the output, which is there at once.
 func TestTheInputIsTakenBeforeTheOutputIsRead(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		_, l := execRig(t, tr)
 		stdin, in := io.Pipe()
@@ -340,6 +346,7 @@ func TestTheInputIsTakenBeforeTheOutputIsRead(t *testing.T) {
 
 // TestE3AnExitIsHadAfterTheDeadline attaches when the command's time is over: to one that has ended, and to one that has not.
 func TestE3AnExitIsHadAfterTheDeadline(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		r, l := execRig(t, tr)
 		alive := filepath.Join(t.TempDir(), "alive")
@@ -433,6 +440,7 @@ func TestGitOnTheNetworkHasATimeout(t *testing.T) {
 
 // TestE2AJournalIsExactWhateverTheSize takes more than a reply, more than a download's buffer, and any bytes.
 func TestE2AJournalIsExactWhateverTheSize(t *testing.T) {
+	t.Parallel()
 	_, l := execRig(t, TransportJournal)
 	every := make([]byte, 256)
 	for i := range every {

@@ -210,6 +210,7 @@ func (s schedule) shrunk(fails func(schedule) bool) schedule {
 // TestRandomFaults runs commands under random schedules of faults. LEASEHOLD_SEED repeats one of them, LEASEHOLD_LONG=1
 // runs thousands.
 func TestRandomFaults(t *testing.T) {
+	t.Parallel()
 	root := scratchRoot(t)
 	first, n := seeds(t, anySeed(), 60/oneIn, 4000)
 	var runs []func()

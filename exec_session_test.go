@@ -165,6 +165,7 @@ func TestE3ARecordedExitWithAnUnreadableLogEnds(t *testing.T) {
 }
 
 func TestAWriterThatDoesNotReturnStopsTheCommand(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		for name, leave := range map[string]func(){"panic": func() { panic("boom") }, "goexit": runtime.Goexit} {
 			t.Run(name, func(t *testing.T) {
@@ -199,6 +200,7 @@ func TestAWriterThatDoesNotReturnStopsTheCommand(t *testing.T) {
 }
 
 func TestE2WhatAWriterDidNotTakeIsNotComplete(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		_, l := execRig(t, tr)
 		broken := writerFunc(func([]byte) (int, error) { return 0, io.ErrClosedPipe })
@@ -497,6 +499,7 @@ func TestARealCommandThatHasEndedTakesTwoRequests(t *testing.T) {
 }
 
 func TestE5AnOrphanOfTheGroupIsStoppedToo(t *testing.T) {
+	t.Parallel()
 	if _, err := os.Stat("/proc/self/stat"); err != nil {
 		if os.Getenv("LEASEHOLD_REQUIRE_ALL") == "1" {
 			t.Fatal("there is no /proc")
@@ -536,6 +539,7 @@ func TestE5AnOrphanOfTheGroupIsStoppedToo(t *testing.T) {
 }
 
 func TestASessionsInputIsStreamed(t *testing.T) {
+	t.Parallel()
 	_, l := execRig(t, TransportSession)
 	t.Run("every byte", func(t *testing.T) {
 		content := numbered(300_000)
@@ -591,6 +595,7 @@ func TestASessionsInputIsStreamed(t *testing.T) {
 }
 
 func TestASessionCarriesLargeCommands(t *testing.T) {
+	t.Parallel()
 	_, l := execRig(t, TransportSession)
 	mustRun(t, l, Command{Script: "# " + strings.Repeat("x", 3<<20) + "\necho end; exit 7"}, finished(7, "end\n", ""))
 	word := strings.Repeat("y", 100_000)

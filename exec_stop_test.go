@@ -18,6 +18,7 @@ import (
 // TestE5AStopMissesNobody stops a command whose group consists, but for the command itself, of processes that each start
 // the next one and end, and which a look at the process table finds by chance only.
 func TestE5AStopMissesNobody(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		_, l := execRig(t, tr)
 		dir := t.TempDir()
@@ -58,6 +59,7 @@ func TestE5AStopMissesNobody(t *testing.T) {
 // TestE5AStopEndsWhatAnEndedCommandLeft ends the context while a writer keeps back the end of a command that has ended, but
 // not without leaving a child.
 func TestE5AStopEndsWhatAnEndedCommandLeft(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		_, l := execRig(t, tr)
 		alive := filepath.Join(t.TempDir(), "pid")
@@ -83,6 +85,7 @@ func TestE5AStopEndsWhatAnEndedCommandLeft(t *testing.T) {
 // TestE5AStopIsNoEndOfTheInput stops a command that does not mind SIGTERM, or whose child does not, while it waits for more of
 // its input.
 func TestE5AStopIsNoEndOfTheInput(t *testing.T) {
+	t.Parallel()
 	broken := errors.New("broken")
 	const reads = `trap "" TERM; read line; echo >"$begun"; cat >/dev/null; echo >"$ended"`
 	for name, c := range map[string]struct {
@@ -121,6 +124,7 @@ func TestE5AStopIsNoEndOfTheInput(t *testing.T) {
 }
 
 func TestAttachBeyondTheEndIsInvalid(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		_, l := execRig(t, tr)
 		for name, from := range map[string]Offsets{"stdout": {Stdout: 4}, "stderr": {Stderr: 1}, "both": {Stdout: 1 << 40, Stderr: 1 << 40}} {
@@ -146,6 +150,7 @@ func TestAttachBeyondTheEndIsInvalid(t *testing.T) {
 
 // TestTheInputOfALostDispatchCounts keeps the reply to a dispatch back until the command's timeout.
 func TestTheInputOfALostDispatchCounts(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		r, l := execRig(t, tr)
 		mustRun(t, l, Command{Args: []string{"true"}, Profiles: ProfilesNone}, finished(0, "", ""))

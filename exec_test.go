@@ -104,6 +104,7 @@ func execRig(t *testing.T, tr Transport) (*rig, *Lease) {
 }
 
 func TestRun(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		_, l := execRig(t, tr)
 		workspace := l.Ref().Workspace
@@ -242,6 +243,7 @@ func TestOutputArrivesWhileTheCommandRuns(t *testing.T) {
 }
 
 func TestAFailingWriterStopsTheCommand(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		_, l := execRig(t, tr)
 		full := errors.New("full")
@@ -274,6 +276,7 @@ type readerFunc func([]byte) (int, error)
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 func TestFilesAreRemovedOnEveryPath(t *testing.T) {
+	t.Parallel()
 	r, l := execRig(t, TransportSession)
 	place, err := l.Executor().Run(t.Context(), Command{Script: `printf %s "${TMPDIR:-/tmp}/.leasehold-$(id -u)"`}.on(l))
 	if err != nil {
@@ -380,6 +383,7 @@ func TestE1ACommandStartsAtMostOnce(t *testing.T) {
 }
 
 func TestE1ADoubledDispatchIsFollowedLive(t *testing.T) {
+	t.Parallel()
 	r, l := execRig(t, TransportSession)
 	gate := filepath.Join(t.TempDir(), "gate")
 	r.server.SetFaults(emulator.Fault{Path: execPath, Action: emulator.Duplicate})
@@ -486,6 +490,7 @@ func TestE1ADispatchThatArrivesLateIsRefused(t *testing.T) {
 
 // TestE2OutputIsByteExact prints from a file, so that the log, not the shell, is what is tested.
 func TestE2OutputIsByteExact(t *testing.T) {
+	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		_, l := execRig(t, tr)
 		every := make([]byte, 0, 255)

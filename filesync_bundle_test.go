@@ -15,6 +15,7 @@ import (
 )
 
 func TestReadOnlyBundleIsSentOnce(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{Reuse: true}, emulator.Options{})
 	l := r.acquired(t)
 	local := t.TempDir()

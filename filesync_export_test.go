@@ -330,6 +330,7 @@ func TestF1AbsoluteLinksAreKeptAndNeverFollowed(t *testing.T) {
 }
 
 func TestExportLimits(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
 	ws, host := l.Ref().Workspace, t.TempDir()
@@ -400,6 +401,7 @@ func TestF3SparseFilesStaySparse(t *testing.T) {
 
 // Something else lies about the length of a piece, or about how much of it came.
 func TestF2WrongAndMissingContentLength(t *testing.T) {
+	t.Parallel()
 	var lie func(http.Header)
 	r := newRig(t, Config{}, emulator.Options{Middleware: func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
@@ -464,6 +466,7 @@ func (w *lyingWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 // A connection that is cut, at each of these places of the first piece, for good: an error, and nothing is left.
 // Cut once, the rest is fetched.
 func TestF2ConnectionCutAfterKBytes(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
 	host := t.TempDir()
@@ -485,6 +488,7 @@ func TestF2ConnectionCutAfterKBytes(t *testing.T) {
 
 // What stands still is ended, what is slow is not.
 func TestF3ExportThatStalls(t *testing.T) {
+	t.Parallel()
 	for name, fault := range map[string]emulator.Fault{
 		"download that brings nothing": {Path: downloadPath, Action: emulator.SilentSocket, Bytes: -1, Count: -1},
 		"archive that is not made":     {Path: executePath, Action: emulator.SilentSocket, Bytes: -1},
@@ -526,6 +530,7 @@ func TestF3ExportThatStalls(t *testing.T) {
 // Files that grow, shrink, vanish, and turn into links out of the tree while they are read: the export is whole, or an
 // error, and nothing from outside is ever in it.
 func TestF1SandboxUserWhoSwapsPathsDuringTheExport(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
 	ws, host := l.Ref().Workspace, t.TempDir()

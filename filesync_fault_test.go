@@ -133,6 +133,7 @@ func TestF2OneFaultAtEachRequest(t *testing.T) {
 }
 
 func TestTransfersFromALostContainerAreErrors(t *testing.T) {
+	t.Parallel()
 	for _, export := range []bool{false, true} {
 		for nth := 1; nth <= 2; nth++ {
 			t.Run(fmt.Sprintf("export %v, request %d", export, nth), func(t *testing.T) {
@@ -163,6 +164,7 @@ func TestTransfersFromALostContainerAreErrors(t *testing.T) {
 
 // The context ends before the transfer, when a request arrives, or when it has been handled.
 func TestF3ContextThatEndsAtEachRequest(t *testing.T) {
+	t.Parallel()
 	for name, export := range map[string]bool{"import": false, "export": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -253,6 +255,7 @@ func endContextAtEachRequest(t *testing.T, export bool) {
 }
 
 func TestConcurrentTransfersOfOneDirectory(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
 	const imports = 8
@@ -314,6 +317,7 @@ func tinyDisk(t testing.TB, dir, size string) {
 }
 
 func TestF2FullDisksChangeNothing(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
 	host := t.TempDir()
@@ -447,6 +451,7 @@ func TestKilledHost(t *testing.T) {
 }
 
 func TestF2HostKilledInATransfer(t *testing.T) {
+	t.Parallel()
 	notRaced(t)
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)

@@ -305,6 +305,7 @@ func TestImportFollowsLinks(t *testing.T) {
 }
 
 func TestCommandsAfterAnImport(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
 	ws, local := l.Ref().Workspace, t.TempDir()
@@ -364,6 +365,7 @@ func TestCommandsAfterAnImport(t *testing.T) {
 }
 
 func TestReadWriteDestinationsAreRecorded(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{Reuse: true}, emulator.Options{})
 	l := r.acquired(t)
 	ws, local := l.Ref().Workspace, t.TempDir()
@@ -424,6 +426,7 @@ func TestReadWriteDestinationsAreRecorded(t *testing.T) {
 }
 
 func TestDeltaSendsWhatChanged(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
 	ws, local := l.Ref().Workspace, t.TempDir()
@@ -629,6 +632,7 @@ func (r blockedReader) Read([]byte) (int, error) {
 }
 
 func TestF3StreamThatBlocksIsLeftAlone(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
 	for name, tc := range map[string]struct {

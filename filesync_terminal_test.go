@@ -46,6 +46,7 @@ func fill(t testing.TB, dir string, inodes bool) {
 
 // Sandboxes without room, each in another way. The archive comes through a terminal, whole and the same.
 func TestF2ExportFromASandboxWithoutRoom(t *testing.T) {
+	t.Parallel()
 	needTerminal(t)
 	for name, tc := range fewer(map[string]struct {
 		profile string // what each shell of the sandbox does first; $BIN is a directory on its PATH
@@ -171,6 +172,7 @@ const connectPath = "/toolbox/*/process/pty/*/connect"
 
 // What goes wrong with a terminal is an error that changes nothing, and the next export works.
 func TestF2TerminalThatFails(t *testing.T) {
+	t.Parallel()
 	r, l := fullLease(t, emulator.Options{})
 	ws, host := l.Ref().Workspace, t.TempDir()
 	noise(t, filepath.Join(ws, "t", "f"), 3<<20)
@@ -349,6 +351,7 @@ func wantNoTerminals(t *testing.T, r *rig, l *Lease) {
 
 // A context that ends while a terminal sends: the caller returns at once, and nothing is left on either side.
 func TestF3CancelledTerminalLeavesNothing(t *testing.T) {
+	t.Parallel()
 	r, l := fullLease(t, emulator.Options{})
 	host := t.TempDir()
 	noise(t, filepath.Join(l.Ref().Workspace, "t", "f"), 8<<20)

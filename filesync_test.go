@@ -284,6 +284,7 @@ func TestTransferInputIsCheckedBeforeAnyRequest(t *testing.T) {
 }
 
 func TestSourcesThatCannotBeTransferredAreNamed(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
 	dir := sampleTree(t)
@@ -414,6 +415,7 @@ func TestF2TransfersRideOutOneFault(t *testing.T) {
 
 // Faults that do not end: the transfer is an error, and neither side shows anything of it.
 func TestF2TransferIsCompleteOrAnError(t *testing.T) {
+	t.Parallel()
 	for name, tc := range map[string]struct {
 		fault    emulator.Fault
 		isExport bool
@@ -461,6 +463,7 @@ func TestF2TransferIsCompleteOrAnError(t *testing.T) {
 }
 
 func TestF3CancelledTransfersReturnAtOnceAndLeaveNothing(t *testing.T) {
+	t.Parallel()
 	for name, isExport := range map[string]bool{"import": false, "export": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -553,6 +556,7 @@ func TestTransfersOfAClosedOrStoppedLeaseAreRefused(t *testing.T) {
 }
 
 func TestProgressReachesItsTotals(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
 	local := sampleTree(t)
@@ -582,6 +586,7 @@ func TestProgressReachesItsTotals(t *testing.T) {
 }
 
 func TestManyFilesAndAnEmptyDirectory(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
 	local, empty := t.TempDir(), t.TempDir()

@@ -71,6 +71,7 @@ func beHost(dir, step string) {
 // TestAnotherProcessGoesOn: a host is killed between or in the middle of its calls. With the reference that it stored,
 // another process on the same directory resumes the lease, or is told that it is gone only if it was being destroyed.
 func TestAnotherProcessGoesOn(t *testing.T) {
+	t.Parallel()
 	for _, step := range []string{"work", "release", "destroy"} {
 		t.Run(step, func(t *testing.T) {
 			dir := t.TempDir()
@@ -128,6 +129,7 @@ func (f roundTripper) RoundTrip(q *http.Request) (*http.Response, error) { retur
 
 // TestHostileTransports: whatever a caller's transport returns is an error, or waited for no longer than the budget.
 func TestHostileTransports(t *testing.T) {
+	t.Parallel()
 	const key = "secret-key"
 	reply := func(status int, body io.ReadCloser) roundTripper {
 		return func(q *http.Request) (*http.Response, error) {

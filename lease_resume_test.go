@@ -24,6 +24,7 @@ func lost(id string) string {
 // TestL5Resume states, for each condition a lease's sandbox can be found in, whether the lease goes on (no kind), is
 // proved gone, or fails with its sandbox kept.
 func TestL5Resume(t *testing.T) {
+	t.Parallel()
 	force := func(state emulator.State, reason string, recoverable bool) func(*testing.T, *rig, LeaseRef) {
 		return func(_ *testing.T, r *rig, ref LeaseRef) {
 			r.server.Sandbox(ref.Sandbox).Force(state, strings.ReplaceAll(reason, "ID", ref.Sandbox), recoverable)
@@ -457,6 +458,7 @@ func TestReleaseCancelled(t *testing.T) {
 
 // TestDestroyTakesPartInNobodysRace: deletions that meet a pending change, or whose reply is lost, end all the same.
 func TestDestroyFaults(t *testing.T) {
+	t.Parallel()
 	for _, f := range []emulator.Fault{
 		{Action: emulator.StatusBefore, Status: 409, Body: structured(409, "Sandbox state change in progress"), Count: 3},
 		{Action: emulator.StatusBefore, Status: 409, Body: structured(409, "Sandbox was modified by another operation")},

@@ -19,6 +19,7 @@ import (
 )
 
 func TestARequestSaysWhatItsSandboxIsMadeFrom(t *testing.T) {
+	t.Parallel()
 	type made struct {
 		Snapshot  string
 		Image     bool
@@ -93,6 +94,7 @@ func TestARequestSaysWhatItsSandboxIsMadeFrom(t *testing.T) {
 
 // TestCloseEndsCallsAndLeavesCommands: whoever closes the provider need not end its calls one by one.
 func TestCloseEndsCallsAndLeavesCommands(t *testing.T) {
+	t.Parallel()
 	r, l := execRig(t, TransportDefault)
 	pid := filepath.Join(l.Ref().Workspace, "pid")
 	var calls sync.WaitGroup

@@ -4,9 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"maps"
 	"os"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,7 +20,16 @@ import (
 	"github.com/leasehold-go/leasehold/internal/emulator"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// Most tests wait for processes: more of them can run beside each other than there are processors.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
+		if err := parallel.Value.Set(strconv.Itoa(max(4, runtime.GOMAXPROCS(0)))); err != nil {
+			panic(err)
+		}
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // rig is a provider and the emulator it works on.
 type rig struct {

@@ -424,6 +424,7 @@ func TestTheEndOfABuildsCallIsNotThatOfTheBuild(t *testing.T) {
 }
 
 func TestACaptureIsASandboxsFiles(t *testing.T) {
+	t.Parallel()
 	r := newRig(t, Config{CallTimeout: 300 * time.Millisecond}, emulator.Options{})
 	s, err := NewSnapshots(r.provider)
 	if err != nil {

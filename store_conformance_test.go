@@ -9,6 +9,7 @@ import (
 
 // TestMemoryStoreConforms: the store that the other tests use is one.
 func TestMemoryStoreConforms(t *testing.T) {
+	t.Parallel()
 	storetest.Run(t, func(*testing.T) leasehold.Store { return leasehold.NewMemoryStore() })
 }
 

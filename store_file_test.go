@@ -211,6 +211,7 @@ func TestFileStoreLeavesWhatItCannotRead(t *testing.T) {
 
 // TestFileStoreTornAnywhere: a record's file that ends anywhere but at its end is no record.
 func TestFileStoreTornAnywhere(t *testing.T) {
+	t.Parallel()
 	s := fileStore(t, t.TempDir(), FileStoreOptions{})
 	r := leasedRecord()
 	if _, err := s.Put(t.Context(), r, "o"); err != nil {
