@@ -20,14 +20,19 @@ import (
 	"github.com/leasehold-go/leasehold/internal/emulator"
 )
 
-// Most tests wait for processes: more of them can run beside each other than there are processors.
 func TestMain(m *testing.M) {
 	flag.Parse()
-	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
-		if err := parallel.Value.Set(strconv.Itoa(max(4, runtime.GOMAXPROCS(0)))); err != nil {
+	set := func(name, value string) {
+		if err := flag.Set(name, value); err != nil {
 			panic(err)
 		}
 	}
+	// Most tests wait for processes: more of them can run beside each other than there are processors.
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
+		set(parallel.Name, strconv.Itoa(max(4, runtime.GOMAXPROCS(0))))
+	}
+	// The go command must not remember a result: it depends on the machine's programs and kernel, which it does not look at.
+	set("test.testlogfile", "")
 	goleak.VerifyTestMain(m)
 }
 
