@@ -123,7 +123,6 @@ func TestWithoutRoomForAJournalASessionRuns(t *testing.T) {
 }
 
 func TestE4JournalsRunConcurrently(t *testing.T) {
-	t.Parallel()
 	_, l := execRig(t, TransportJournal)
 	const n = 64
 	meet := newMeeting(t, n)
@@ -144,7 +143,7 @@ func TestE5AJournalsTimeoutStopsAll(t *testing.T) {
 	alive := filepath.Join(t.TempDir(), "pid")
 	r.server.SetFaults(emulator.Fault{Path: "/toolbox/*/process/execute", Nth: 2, Action: emulator.DropAfter}) // the stop's reply
 	script := "trap '' TERM; sleep 62 & echo $! >" + alive + "; echo ready; wait; sleep 63"
-	got, _ := runFails(t, t.Context(), l, Command{Script: script, Timeout: 2 * time.Second}, KindTimeout, DispatchedYes)
+	got, _ := runFails(t, t.Context(), l, Command{Script: script, Timeout: 5 * time.Second}, KindTimeout, DispatchedYes)
 	if !got.TimedOut || !got.StopConfirmed || !got.Exited || got.ExitCode != 137 || string(got.Stdout) != "ready\n" {
 		t.Errorf("got %+v, want a timeout, a confirmed stop, its exit and the output", got)
 	}

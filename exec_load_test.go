@@ -24,7 +24,6 @@ import (
 
 // TestLoadManyShortCommands runs them over many leases, each command with a result of its own.
 func TestLoadManyShortCommands(t *testing.T) {
-	t.Parallel()
 	leases, commands := 10, 8 // each
 	if long() {
 		leases, commands = 50, 20
@@ -126,7 +125,6 @@ func TestLoadALargeOutputIntoASlowWriter(t *testing.T) {
 
 // TestLoadAWriterThatFailsInTheMiddle: what prints for ever is stopped.
 func TestLoadAWriterThatFailsInTheMiddle(t *testing.T) {
-	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		_, l := execRig(t, tr)
 		full := errors.New("full")

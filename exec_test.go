@@ -276,7 +276,6 @@ type readerFunc func([]byte) (int, error)
 func (f readerFunc) Read(p []byte) (int, error) { return f(p) }
 
 func TestFilesAreRemovedOnEveryPath(t *testing.T) {
-	t.Parallel()
 	r, l := execRig(t, TransportSession)
 	place, err := l.Executor().Run(t.Context(), Command{Script: `printf %s "${TMPDIR:-/tmp}/.leasehold-$(id -u)"`}.on(l))
 	if err != nil {

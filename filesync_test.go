@@ -586,7 +586,6 @@ func TestProgressReachesItsTotals(t *testing.T) {
 }
 
 func TestManyFilesAndAnEmptyDirectory(t *testing.T) {
-	t.Parallel()
 	r := newRig(t, Config{}, emulator.Options{})
 	l := r.acquired(t)
 	local, empty := t.TempDir(), t.TempDir()

@@ -303,7 +303,6 @@ func (p plot) shrunk(fails func(plot) bool) plot {
 // killed. LEASEHOLD_SEED repeats one, as far as it depends on chance alone and not on which of two comes first, and
 // LEASEHOLD_LONG=1 plays many, others each time. One that fails is reported with the fewest acts and faults that still do.
 func TestRandomSchedules(t *testing.T) {
-	t.Parallel()
 	first, schedules := seeds(t, 1, 12/min(oneIn, 12), 600)
 	var failures atomic.Int32
 	var runs []func()

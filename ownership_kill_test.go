@@ -445,7 +445,6 @@ func everyPoint(t *testing.T, step int, f func(t *testing.T, point int) (killedA
 // creation again. An ordinary run takes a share of the many points of a sweep, and under the race detector, which says
 // nothing of a process that is killed, of all. LEASEHOLD_LONG=1 kills the sweep that follows, too, at each of its points.
 func TestKilledAnywhere(t *testing.T) {
-	t.Parallel()
 	operations := []string{"acquire", "release", "destroy", "sweep"}
 	if long() {
 		operations = slices.Sorted(maps.Keys(killOperations))

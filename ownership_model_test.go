@@ -448,7 +448,6 @@ const modelSteps = 30
 // reference, or on the list. LEASEHOLD_SEED repeats a schedule, as far as it depends on chance alone and not on which of
 // two goroutines comes first; LEASEHOLD_LONG=1 runs ten thousand.
 func TestOwnershipModel(t *testing.T) {
-	t.Parallel()
 	first, schedules := seeds(t, anySeed(), 240/oneIn, 10_000)
 	var next atomic.Uint64
 	var runs []func()
