@@ -358,7 +358,7 @@ func TestE5TheEndOfTheContextStopsTheCommand(t *testing.T) {
 		began := time.Now()
 		cancel(boom)
 		run.wait(t, KindCanceled)
-		if took := time.Since(began); took > 5*time.Second {
+		if took := time.Since(began); took > time.Minute {
 			t.Errorf("it took %v to return", took)
 		}
 		if !errors.Is(run.err, boom) || !errors.Is(run.err, context.Canceled) {
@@ -392,8 +392,8 @@ func TestE5TheTimeoutIsTheCommandsLifetime(t *testing.T) {
 	// Not even a dead connection prolongs it.
 	r.server.SetFaults(emulator.Fault{Method: "GET", Path: logsPath, Action: emulator.SilentSocket, Bytes: -1, Count: -1})
 	began := time.Now()
-	got, _ := runFails(t, t.Context(), l, Command{Script: "echo $$ >" + alive + "; sleep 62", Timeout: 3 * time.Second}, KindTimeout, DispatchedYes)
-	if took := time.Since(began); took > 5*time.Second {
+	got, _ := runFails(t, t.Context(), l, Command{Script: "echo $$ >" + alive + "; sleep 620", Timeout: 3 * time.Second}, KindTimeout, DispatchedYes)
+	if took := time.Since(began); took > time.Minute {
 		t.Errorf("it took %v to return", took)
 	}
 	// Which group the command has only the log tells.
