@@ -125,6 +125,7 @@ func TestRun(t *testing.T) {
 			"environment":       {Command{Script: `printf %s "$A|$GIT_ASKPASS"`, Env: map[string]string{"A": "it's\n$x"}}, finished(0, "it's\n$x|echo", "")},
 			"without profiles":  {Command{Script: "echo ok", Profiles: ProfilesNone}, finished(0, "ok\n", "")},
 			"input":             {Command{Args: []string{"od", "-An", "-c"}, Stdin: strings.NewReader("a\x00\xff\nb")}, finished(0, "   a  \\0 377  \\n   b\n", "")},
+			"input with a dash": {Command{Args: []string{"od", "-An", "-c"}, Stdin: strings.NewReader("-a\x00b")}, finished(0, "   -   a  \\0   b\n", "")},
 			"input not read":    {Command{Args: []string{"echo", "x"}, Stdin: strings.NewReader("ignored")}, finished(0, "x\n", "")},
 			"empty input":       {Command{Args: []string{"cat"}, Stdin: strings.NewReader("")}, finished(0, "", "")},
 			"death by a signal": {Command{Script: "kill -9 $$"}, finished(137, "", "")},

@@ -222,6 +222,7 @@ func TestAJournalHoldsWhatTheCommandDid(t *testing.T) {
 			"syntax":      {start("if"), ended(2, "", "sh: 1: Syntax error: end of file unexpected (expecting \"then\")\n")},
 			"no input":    {start("cat"), ended(0, "", "")},
 			"input":       {script.Start{Login: script.Login{Args: []string{"od", "-An", "-c"}}, Stdin: []byte("a\x00\xff\n"), Wait: patient}, ended(0, "   a  \\0 377  \\n\n", "")},
+			"dash":        {script.Start{Login: script.Login{Args: []string{"od", "-An", "-c"}}, Stdin: []byte("-a\x00b"), Wait: patient}, ended(0, "   -   a  \\0   b\n", "")},
 			"descriptors": {start(countPipes + "echo $n"), ended(0, pipes(t, j), "")},
 			"environment": {script.Start{Login: script.Login{Profiles: script.NoProfiles, Args: []string{"sh", "-c", `printf %s "$a$p$r$x$_leasehold$FROM_DAEMON"`}, Env: map[string]string{"a": "A"}}, Wait: patient}, ended(0, "Apropexyes", "")},
 			"mark":        {start("echo '" + journalMark[:9] + "'; printf '\n'" + journalMark[9:]), ended(0, journalMark[:9]+"\n\n"+journalMark[9:], "")},

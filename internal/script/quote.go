@@ -64,13 +64,14 @@ func quoteText(s string) string {
 	return `"$(printf ` + Quote(octal(s)) + `)"`
 }
 
-// octal returns a format with which printf prints s: bytes that are not UTF-8 are written in octal, and so are NUL bytes.
+// octal returns a format with which printf prints s: bytes that are not UTF-8 are written in octal, and so are NUL bytes,
+// and a dash that it begins with, which would make it an option.
 func octal(s string) string {
 	var b strings.Builder
 	for i := 0; i < len(s); {
 		r, n := utf8.DecodeRuneInString(s[i:])
 		switch {
-		case r == utf8.RuneError && n == 1, r == 0:
+		case r == utf8.RuneError && n == 1, r == 0, r == '-' && i == 0:
 			fmt.Fprintf(&b, `\%03o`, s[i])
 		case r == '\\', r == '%':
 			b.WriteString(strings.Repeat(string(r), 2))

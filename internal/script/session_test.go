@@ -29,6 +29,7 @@ func TestASessionsShortInputComesThroughAPipe(t *testing.T) {
 		for name, tt := range map[string]struct{ stdin, command, want string }{
 			"text":           {"hello\nworld", "cat", "hello\nworld"},
 			"any bytes":      {"a\x00\xff%s\\n\n", "od -An -c | tr -d ' \\n'", `a\0377%s\n\n`},
+			"a dash":         {"-a\x00b", "od -An -c | tr -d ' \\n'", `-a\0b`},
 			"not read":       {strings.Repeat("x", 64<<10), "echo y", "y\n"},
 			"read in part":   {strings.Repeat("x", 64<<10), "head -c 3", "xxx"},
 			"closed":         {"x", "exec <&-; echo z", "z\n"},
