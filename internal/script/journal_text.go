@@ -118,7 +118,7 @@ if [ ! -e /proc/self/stat ]; then kill -0 $1; return; fi
 describe $1 || return
 _since=${2-}
 set -- ${_line##*) }
-[ "$1" != Z ] && { [ ! "$_since" ] || [ "${20}" = "$_since" ]; }
+! ended "$@" && { [ ! "$_since" ] || [ "${20}" = "$_since" ]; }
 }
 `) + describe
 

@@ -124,14 +124,16 @@ func (s Session) files(command string) string {
 // free defines two functions for the session's shell. The first notes the processes there are; the second is true if no
 // other one holds the shell's output, for whose end the daemon would wait before the next command. A new process that
 // cannot be looked into may hold it; one that is gone may have left a child, so the look is repeated. No process is
-// started for that.
+// started for that. Of a process whose main thread has ended the other threads tell.
 const free = `_leasehold_before() { set -- /proc/[0-9]*; _leasehold_q=" $* "; }
 _leasehold_free() {
 if [ "${ZSH_VERSION-}" ]; then emulate -L sh; fi
 for _leasehold_k in 1 2 3 4 5 6 7 8 9; do
 for _leasehold_d in /proc/[0-9]*; do
 case $_leasehold_q in *" $_leasehold_d "*) continue ;; esac
-for _leasehold_f in $_leasehold_d/fd/*; do
+set -- $_leasehold_d/fd/*
+[ -e $1 ] || set -- $_leasehold_d/task/*/fd/*
+for _leasehold_f in $*; do
 if [ $_leasehold_f -ef /proc/self/fd/1 ] || [ $_leasehold_f -ef /proc/self/fd/2 ]; then return 1; fi
 done
 [ -d $_leasehold_d ] || continue 2
@@ -225,10 +227,10 @@ const (
 
 // Look returns a script that tells what became of a process. One that nobody waited for after its end is gone.
 func Look(process int) string {
-	return fmt.Sprintf(`if ! [ -r /proc/self/stat ]; then
-if kill -0 %[1]d 2>/dev/null; then echo alive; else echo gone; fi
-elif z= && { while read -r y; do z=$y; done </proc/%[1]d/stat; } 2>/dev/null && [ "$z" ]; then
-case ${z##*)} in " Z"*|" X"*) echo gone ;; " T"*|" t"*) echo stopped ;; *) echo alive ;; esac
+	return "exec 2>/dev/null\nif [ \"${ZSH_VERSION-}\" ]; then emulate sh; fi\n" + describe + fmt.Sprintf(`if ! [ -r /proc/self/stat ]; then
+if kill -0 %[1]d; then echo alive; else echo gone; fi
+elif describe %[1]d && set -- ${_line##*) } && ! ended "$@"; then
+case $1 in X) echo gone ;; T|t) echo stopped ;; *) echo alive ;; esac
 else echo gone; fi
 `, process)
 }

@@ -307,6 +307,11 @@ func TestAGroupIsStoppedWithItsOrphans(t *testing.T) {
 }
 
 func alive(pid string) bool {
-	stat, err := os.ReadFile("/proc/" + pid + "/stat")
-	return err == nil && !strings.Contains(string(stat), ") Z ")
+	threads, _ := filepath.Glob("/proc/" + pid + "/task/*/stat")
+	for _, thread := range threads {
+		if stat, err := os.ReadFile(thread); err == nil && !strings.Contains(string(stat), ") Z ") {
+			return true
+		}
+	}
+	return false
 }

@@ -2,7 +2,7 @@ package script
 
 import "fmt"
 
-// describe defines the function of that name.
+// describe defines the function of that name, and ended.
 var describe = code(`
 # Reads what the system says of the process $1: all that follows its name is then behind the last ") " of _line. The name
 # may hold anything, newlines included.
@@ -11,6 +11,10 @@ _line=
 while read -r _rest; do _line=$_rest; done <"/proc/$1/stat"
 [ "$_line" ]
 }
+
+# True if that, as parameters, is what the system says of a process that has ended. One whose main thread has ended looks the
+# same, but for the number of its threads.
+ended() { [ "$1" = Z ] && [ "${18}" -le 1 ]; }
 `)
 
 // stopGroup, with describe, defines end_group, which ends the process $_process with its process group, its session and all
@@ -32,7 +36,7 @@ _pid=${_pid%/stat}
 describe $_pid || continue
 set -- ${_line##*) }
 if [ $_pid = $_process ] && [ "$_birth" ] && [ "${20}" != "$_birth" ]; then _stranger=1; return 1; fi
-[ "$1" = Z ] || _table="$_table $_pid:$2:$3:$4"
+ended "$@" || _table="$_table $_pid:$2:$3:$4"
 done
 _before=
 while [ "$_family" != "$_before" ]; do

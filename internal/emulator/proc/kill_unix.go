@@ -17,6 +17,7 @@ type process struct {
 	birth              string // start time, empty: not known; with the pid it names a process for good
 	marked             bool   // carries the mark that was looked for
 	environ            int    // size of the environment it started with, -1: not known
+	thread             string // of one whose main thread has ended: the directory of one that runs
 }
 
 // setSession gives the command a session of its own and keeps the other attributes.

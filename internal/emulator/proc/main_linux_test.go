@@ -7,8 +7,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -47,15 +49,38 @@ func beHost(dir string) int {
 	return 0
 }
 
+// headlessVariable makes the test binary a program whose main thread ends, while another one runs, which then writes its process
+// to the file that the variable names, and runs for some minutes.
+const headlessVariable = "LEASEHOLD_TEST_HEADLESS"
+
+func init() {
+	file := os.Getenv(headlessVariable)
+	if file == "" {
+		return
+	}
+	runtime.LockOSThread()
+	go func() {
+		for stat := ""; !strings.Contains(stat, ") Z "); time.Sleep(time.Millisecond) {
+			read, _ := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/stat", os.Getpid()))
+			stat = string(read)
+		}
+		_ = os.WriteFile(file, []byte(fmt.Sprintln(os.Getpid())), 0o600)
+		time.Sleep(5 * time.Minute)
+		os.Exit(1)
+	}()
+	_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT, 0, 0, 0)
+}
+
 // manyKinds is a script with processes of every kind that must die. It writes a file when all of them run.
-const manyKinds = `
+var manyKinds = "self='" + executable() + "'\n" + `
 trap '' TERM HUP INT
 setsid -f sh -c 'trap "" TERM HUP; cd /; echo $$ >"$0/daemon"; exec sleep 1000' "$PWD" </dev/null >/dev/null 2>&1
 (sh -c 'echo $$ >orphan; exec sleep 1000' &)
 env -i /bin/sh -c 'echo $$ >unmarked; exec sleep 1000' &
 (env -i /bin/sh -c 'echo $$ >unmarkedorphan; exec sleep 1000' &)
 sh -c 'echo $$ >stopped; kill -STOP $$; sleep 1000' &
-until [ -s daemon ] && [ -s orphan ] && [ -s unmarked ] && [ -s unmarkedorphan ] && [ -s stopped ]; do sleep 0.01; done
+LEASEHOLD_TEST_HEADLESS=headless setsid -f "$self" </dev/null >/dev/null 2>&1
+until [ -s daemon ] && [ -s orphan ] && [ -s unmarked ] && [ -s unmarkedorphan ] && [ -s stopped ] && [ -s headless ]; do sleep 0.01; done
 echo $$ >main.tmp
 mv main.tmp main
 sleep 1000
@@ -68,7 +93,15 @@ for i in 1 2 3 4 5 6 7 8; do hop; done
 echo $$ >ready
 `
 
-var kinds = []string{"daemon", "orphan", "unmarked", "unmarkedorphan", "stopped", "main"}
+var kinds = []string{"daemon", "orphan", "unmarked", "unmarkedorphan", "stopped", "headless", "main"}
+
+func executable() string {
+	self, err := os.Executable()
+	if err != nil {
+		panic(err)
+	}
+	return self
+}
 
 // pids reads the pids that manyKinds wrote to dir, as soon as all are there.
 func pids(t *testing.T, dir string) map[string]int {

@@ -61,7 +61,8 @@ const (
 // passes bounds how often table looks for newcomers, on a machine where processes start faster than it reads.
 const passes = 20
 
-// table reads /proc, without this process and without zombies, which hold nothing but their pid. Reading it takes
+// table reads /proc, without this process and without zombies, which hold nothing but their pid. One whose threads run, but for
+// the main one, is none. Reading it takes
 // milliseconds, in which a process may fork and exit: both it and its child would be missed. So the newcomers are read
 // until there are none.
 func table(mark []byte, seize func(pid int)) ([]process, error) {
@@ -107,6 +108,9 @@ func look(pid int, mark []byte, patience *time.Duration) (process, bool) {
 		if !ok {
 			return p, false
 		}
+		if p.thread != "" {
+			environ, err = os.ReadFile(p.thread + "/environ")
+		}
 		p.marked = err == nil && bytes.Contains(environ, mark)
 		// Of a process that dies there may be nothing to read, rather than nothing in it: ESRCH.
 		if errors.Is(err, os.ErrPermission) || p.marked || len(environ) == p.environ || *patience <= 0 {
@@ -140,31 +144,52 @@ func list() ([]int, error) {
 // kernelThread is PF_KTHREAD of the flags in /proc/<pid>/stat.
 const kernelThread = 0x00200000
 
-// stat reads /proc/<pid>/stat: pid (name) state parent group session ... flags ... birth ... code ... and the
+// stat reads what the system says of a process that runs. Its environment is known to its running threads.
+func stat(pid int) (process, bool) {
+	dir := "/proc/" + strconv.Itoa(pid)
+	p, state, threads := statIn(dir)
+	p.pid = pid
+	if state == 'Z' && threads > 1 {
+		tasks, _ := os.ReadDir(dir + "/task")
+		for _, task := range tasks {
+			thread := dir + "/task/" + task.Name()
+			if t, state, _ := statIn(thread); runs(state) {
+				p.thread, p.environ = thread, t.environ
+				break
+			}
+		}
+		return p, true
+	}
+	return p, runs(state)
+}
+
+func runs(state byte) bool { return state != 0 && state != 'Z' && state != 'X' }
+
+// statIn reads <dir>/stat, of a process or one of its threads: pid (name) state parent group session ... flags ... birth ... code ... and the
 // addresses between which the environment lies. The kernel sets these to the same place before it writes the environment,
 // and the address of the code afterwards; while there is no program yet, or none any more, all are 0. The name may hold
 // anything, also parentheses and spaces, so the fields are counted from the last parenthesis.
-func stat(pid int) (process, bool) {
-	content, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+// State 0: there is none.
+func statIn(dir string) (p process, state byte, threads int) {
+	content, err := os.ReadFile(dir + "/stat")
 	if err != nil {
-		return process{}, false
+		return p, 0, 0
 	}
 	fields := bytes.Fields(content[bytes.LastIndexByte(content, ')')+1:])
-	if len(fields) < 20 || fields[0][0] == 'Z' || fields[0][0] == 'X' {
-		return process{}, false
+	if len(fields) < 20 {
+		return p, 0, 0
 	}
 	number := func(i int) int {
 		n, _ := strconv.Atoi(string(fields[i]))
 		return n
 	}
-	p := process{pid: pid, parent: number(1), group: number(2), session: number(3), birth: string(fields[19])}
-	p.environ = -1
+	p = process{parent: number(1), group: number(2), session: number(3), birth: string(fields[19]), environ: -1}
 	if number(6)&kernelThread != 0 {
 		p.environ = 0
 	} else if len(fields) > 48 && number(23) != 0 && number(47) != 0 {
 		p.environ = number(48) - number(47)
 	}
-	return p, true
+	return p, fields[0][0], number(17)
 }
 
 // anyAlive says whether one of the processes is still there.

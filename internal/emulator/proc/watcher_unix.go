@@ -37,19 +37,25 @@ done
 at_once=
 if echo x | grep --line-buffered x >/dev/null 2>&1; then at_once=--line-buffered; fi
 
+# A process whose main thread has ended looks like a zombie, but for its other threads, which have its environment.
 find_marked() {
-	found=$(grep $at_once -lsF -e "$mark" /proc/[0-9]*/environ | while IFS= read -r path; do
+	threads=$(cat /proc/[0-9]*/status 2>/dev/null | awk '
+		/^State:/ { state = $2 }
+		/^Pid:/ { pid = $2 }
+		/^Threads:/ { if (state == "Z" && $2 > 1) print "/proc/" pid "/task/[0-9]*/environ" }')
+	found=$(grep $at_once -lsF -e "$mark" /proc/[0-9]*/environ $threads | while IFS= read -r path; do
 		pid=${path#/proc/}
-		pid=${pid%/environ}
+		pid=${pid%%/*}
 		kill -STOP "$pid"
 		printf '%s ' "$pid"
 	done)
 	[ -n "$found" ] || return 0
 	cat /proc/[0-9]*/status 2>/dev/null | awk -v found="$found" '
 		/^State:/ { state = $2 }
-		/^Pid:/ { pid = $2 }
-		/^PPid:/ { if (state != "Z" && state != "X") parent[pid] = $2 }
-		/^NSsid:/ { if (pid in parent) session[pid] = $2 }
+		/^Pid:/ { pid = $2; sid = 0 }
+		/^PPid:/ { ppid = $2 }
+		/^NSsid:/ { sid = $2 }
+		/^Threads:/ { if (state != "X" && (state != "Z" || $2 > 1)) { parent[pid] = ppid; session[pid] = sid } }
 		END {
 			n = split(found, list, " ")
 			for (i = 1; i <= n; i++) if (list[i] in parent) in_tree[list[i]] = 1
