@@ -123,7 +123,8 @@ type FileMapping struct {
 // because a shell cannot name what is in it.
 //
 // Two requests are made, whatever the size: one streams a tar archive, and each file of 8 MiB or more by itself, to a
-// scratch directory inside the remote directory, without a temporary file on the host and in constant memory; one verifies
+// scratch directory inside the remote directory, without a temporary file on the host and in memory that grows with nothing
+// but the directories, by about 110 bytes and its own name for each, and with the files that have several names; one verifies
 // their lengths, extracts the archive beside its destination and publishes the tree. The sandbox needs room for the tree and
 // once more for what the archive holds, and sh and tar. The scratch directory is removed on every path; one that a killed
 // host left is removed by an import into the same directory a day later, and an export's after an hour. When a connection
@@ -273,12 +274,13 @@ func (i *Importer) files(ctx context.Context, op string, files []FileMapping, op
 // A name that is absolute or holds "..", a path through a link or a file, an entry that would replace the remote directory
 // itself or a directory of the stream, and a hard link to anything but an earlier file of the stream are an [ErrUnsafe].
 // Links out of the tree are, too, unless [ImportOptions.UnsafeLinks] says otherwise. A damaged or cut stream, or one whose
-// Read fails, is an [ErrIO]; more than a million entries or 64 GiB are an [ErrLimit]. Devices and FIFOs are left out
-// and listed. The stream's own entry for its root is ignored.
+// Read fails, is an [ErrIO]; more than a million entries, with the directories that none of them names, 64 GiB of content or
+// 64 MiB of names of directories are an [ErrLimit]. Devices and FIFOs are left out and listed. The stream's own entry for its
+// root is ignored.
 //
 // The stream is read once, so that the import is not begun anew when a connection broke. A Read that blocks when ctx ended
-// may return after Tar, and is the last. What is held in memory grows by about 40 bytes with each entry; the totals of
-// Progress are not known. All else is as with [Importer.Dir].
+// may return after Tar, and is the last. What is held in memory grows by about 40 bytes with each entry, and by about 110 and
+// its own name with each directory; the totals of Progress are not known. All else is as with [Importer.Dir].
 func (i *Importer) Tar(ctx context.Context, stream io.Reader, remoteDir string, options ImportOptions) (TransferResult, error) {
 	return i.run(ctx, "import stream", options, func(t *transfer) (importPlan, error) {
 		if stream == nil {

@@ -10,8 +10,8 @@
 //
 // Both directions use memory that does not depend on the size of the files or on the length of the archive. What grows:
 // the names of one directory while it is walked, one small record for each file that has several hard links, one for
-// each directory with [WriteOptions.RepeatDirs], one for each entry that is compared or comes from a stream, one for each link
-// that is copied and for each member that is left out and listed, and the depth of the tree.
+// each directory, with its own name, with [WriteOptions.RepeatDirs], one for each entry that is compared or comes from a
+// stream, one for each link that is copied and for each member that is left out and listed, and the depth of the tree.
 package archive
 
 import (

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"testing"
@@ -204,6 +205,106 @@ func TestF3EndlessArchivesEnd(t *testing.T) {
 			_, err := Extract(ctx, &blocks{block: block}, a.dest, opt)
 			wantKind(t, err, ErrLimit)
 			a.unchanged(t)
+		})
+	}
+}
+
+// streamOf is a stream of so many tar members, each made as it is read, and then its end.
+type streamOf struct {
+	count  int
+	member func(i int) []byte
+	at     int
+	rest   []byte
+}
+
+func (s *streamOf) Read(p []byte) (int, error) {
+	switch {
+	case len(s.rest) > 0:
+	case s.at < s.count:
+		s.rest = s.member(s.at)
+	case s.at == s.count:
+		s.rest = archiveEnd
+	default:
+		return 0, io.EOF
+	}
+	n := copy(p, s.rest)
+	if s.rest = s.rest[n:]; len(s.rest) == 0 {
+		s.at++
+	}
+	return n, nil
+}
+
+// longMember is a member without content, of a name that takes a header of its own.
+func longMember(name string, kind byte, mode string) []byte {
+	b := append(rawBlock("././@LongLink", 'L', octalSize(len(name)), nil), padded(name)...)
+	return append(b, rawBlock("long", kind, octalSize(0), func(h []byte) { copy(h[100:], mode) })...)
+}
+
+// sendStream sends what an import of a stream sends.
+func sendStream(t *testing.T, w io.Writer, stream io.Reader, limits ExtractOptions) (Summary, error) {
+	opt := WriteOptions{RepeatDirs: true, MaxName: 4000, Segment: 256, MaxPath: MaxPath, MaxDepth: MaxDepth}
+	return LoadTar(stream, limits, opt).Parts()[0].Write(t.Context(), w, nil)
+}
+
+// A directory that no member names takes an entry, too, and the names of all of them have a bound.
+func TestF3DirectoriesOfAStreamAreBounded(t *testing.T) {
+	for name, tc := range map[string]struct {
+		member func(i int) []byte
+		limits ExtractOptions
+	}{
+		"that no member names": {func(i int) []byte { return longMember(strconv.Itoa(i)+strings.Repeat("/a", 200)+"/f", '0', "") }, ExtractOptions{MaxEntries: 1000}},
+		"of long names":        {func(i int) []byte { return longMember(fmt.Sprintf("%04000d/", i), '5', "") }, ExtractOptions{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			stream := &streamOf{count: 20_000, member: tc.member}
+			_, err := sendStream(t, io.Discard, stream, tc.limits)
+			wantKind(t, err, ErrLimit)
+		})
+	}
+	for most, want := range map[int64]error{11: nil, 10: ErrLimit} { // ten directories and a file
+		_, err := sendStream(t, io.Discard, bytes.NewReader(tarball(t, entry{name: strings.Repeat("d/", 10) + "f"})), ExtractOptions{MaxEntries: most})
+		if !errors.Is(err, want) {
+			t.Errorf("of at most %d entries: error %v, want %v", most, err, want)
+		}
+	}
+}
+
+// heap notes the most that is in use while something is written. It looks at the first of every ten pieces.
+type heap struct {
+	most  uint64
+	count int
+}
+
+func (h *heap) Write(p []byte) (int, error) {
+	if h.count++; h.count%10 != 1 {
+		return len(p), nil
+	}
+	var now runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&now)
+	h.most = max(h.most, now.HeapAlloc)
+	return len(p), nil
+}
+
+// Neither the paths of a stream's directories nor the commands that set their modes are held.
+func TestF3MemoryDoesNotGrowWithThePathsOfAStream(t *testing.T) {
+	for name, stream := range map[string]*streamOf{
+		"deep": {count: 2, member: func(i int) []byte {
+			return longMember(strconv.Itoa(i)+strings.Repeat("/aaaaa", MaxDepth-2)+"/f", '0', "")
+		}},
+		"unusable": {count: 4000, member: func(i int) []byte {
+			return longMember(fmt.Sprintf("%s%d/", strings.Repeat("n/", 200)+strings.Repeat("m", 3000)+"/", i), '5', "0000000\x00")
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var before, during heap
+			before.Write(nil)
+			if _, err := sendStream(t, &during, stream, ExtractOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if used := int64(during.most) - int64(before.most); used > 8<<20 {
+				t.Errorf("%d bytes were held, want at most 8 MiB", used)
+			}
 		})
 	}
 }

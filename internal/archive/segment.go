@@ -1,12 +1,12 @@
 package archive
 
 import (
-	"archive/tar"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"slices"
+	"iter"
 	"strings"
+	"time"
 
 	"github.com/leasehold-go/leasehold/internal/script"
 )
@@ -67,27 +67,23 @@ func (o *WriteOptions) fits(name string) error {
 	return nil
 }
 
-// joins returns the list of the segments among the directories of the tree, which are given parents first.
-func (o *WriteOptions) joins(dirs []sentDir) string {
-	above := map[string]*tar.Header{}
-	for _, d := range dirs {
-		above[d.name] = d.header
+// joins returns the lines of [SegmentsList].
+func (t *treeWriter) joins() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for d, name := range t.backward() {
+			if !d.segment {
+				continue
+			}
+			parent, base := split(name)
+			place, mode, stamp := "", "-", "-"
+			if d.above >= 0 {
+				above := t.dirs[d.above]
+				place, mode, stamp = t.opt.place(parent, true)+"/", fmt.Sprintf("%o", above.mode), touchStamp(time.Unix(above.time, 0))
+			}
+			segment := script.Quote("./" + t.opt.place(name, true))
+			if !yield(fmt.Sprintf("join %s %s %s %o %s %s\n", segment, script.Quote("./"+place), script.Quote(base), d.mode, mode, stamp)) {
+				return
+			}
+		}
 	}
-	var list strings.Builder
-	for _, d := range slices.Backward(dirs) {
-		segment := strings.TrimSuffix(d.header.Name, "/")
-		if segment == d.name {
-			continue
-		}
-		if dir, _ := split(segment); dir != segmentsDir { // it lies in a segment
-			continue
-		}
-		parent, base := split(d.name)
-		place, mode, stamp := "", "-", "-"
-		if h := above[parent]; h != nil {
-			place, mode, stamp = strings.TrimSuffix(h.Name, "/")+"/", fmt.Sprintf("%o", h.Mode), touchStamp(h.ModTime)
-		}
-		fmt.Fprintf(&list, "join %s %s %s %o %s %s\n", script.Quote("./"+segment), script.Quote("./"+place), script.Quote(base), d.header.Mode, mode, stamp)
-	}
-	return list.String()
 }

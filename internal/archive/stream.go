@@ -20,7 +20,8 @@ func keyOf(name string) nameKey {
 	return nameKey{maphash.String(nameSeeds[0], name), maphash.String(nameSeeds[1], name)}
 }
 
-// stream passes on the entries of a tar stream that nobody vouches for. It holds a small record of each.
+// stream passes on the entries of a tar stream that nobody vouches for. It holds a small record of each, and the names of the
+// directories. A directory that no member names counts as one.
 //
 // A name must lie in the tree. What a member passes through must be a directory, never a link; a directory is never
 // replaced by something else, nor something else by a directory. A hard link's target must be an earlier file of the
@@ -34,7 +35,6 @@ func (t *treeWriter) stream(r io.Reader, limits ExtractOptions) error {
 		limits.MaxDepth = t.opt.MaxDepth
 	}
 	limits = limits.withDefaults()
-	t.dirAt = map[nameKey]int{}
 	limits.Exclude, limits.Links = t.opt.Exclude, t.opt.Links
 	s := &streamed{t: t, m: newMembers(t.ctx, r, limits, &t.sum), kinds: map[nameKey]byte{}}
 	for {
@@ -73,6 +73,7 @@ type streamed struct {
 	m     *members
 	kinds map[nameKey]byte // what is there under a name: tar.TypeDir, TypeReg or TypeSymlink
 	last  string           // the directory that was entered last
+	named int              // bytes of the names of directories
 }
 
 func (s *streamed) member(h *tar.Header, name string) error {
@@ -153,9 +154,10 @@ func (s *streamed) enter(dir string) error {
 		switch s.kinds[key] {
 		case tar.TypeDir:
 		case 0:
-			s.kinds[key] = tar.TypeDir
-			h := s.header(&tar.Header{Typeflag: tar.TypeDir, Mode: 0o755, ModTime: time.Now()}, dir[:i]+"/")
-			if err := s.t.directory(h); err != nil {
+			if err := s.m.another(); err != nil {
+				return err
+			}
+			if err := s.send(&tar.Header{Typeflag: tar.TypeDir, Mode: 0o755, ModTime: time.Now()}, dir[:i]); err != nil {
 				return err
 			}
 		default:
@@ -194,16 +196,30 @@ func (s *streamed) directory(h *tar.Header, name, dir string) error {
 	if err := s.enter(dir); err != nil {
 		return err
 	}
-	key := keyOf(name)
-	if kind := s.kinds[key]; kind != 0 && kind != tar.TypeDir {
+	if kind := s.kinds[keyOf(name)]; kind != 0 && kind != tar.TypeDir {
 		return fail(ErrUnsafe, name, "a directory of the name of an earlier member", nil)
 	}
-	s.kinds[key] = tar.TypeDir
-	if err := s.t.directory(s.header(h, name+"/")); err != nil {
+	if err := s.send(h, name); err != nil {
 		return err
 	}
 	s.t.done(0)
 	return nil
+}
+
+// maxDirNames bounds the names of the directories of a stream, without what leads to them, in bytes: they are held.
+const maxDirNames = 64 << 20
+
+// send passes on a directory.
+func (s *streamed) send(h *tar.Header, name string) error {
+	key := keyOf(name)
+	if s.kinds[key] == 0 {
+		_, base := split(name)
+		if s.named += len(base); s.named > maxDirNames {
+			return failf(ErrLimit, name, "more than %d bytes of names of directories", maxDirNames)
+		}
+		s.kinds[key] = tar.TypeDir
+	}
+	return s.t.directory(s.header(h, name+"/"))
 }
 
 // link writes a symbolic or hard link.

@@ -9,6 +9,7 @@ import (
 	"hash"
 	"io"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
 	"slices"
@@ -108,7 +109,7 @@ type treeWriter struct {
 	buf   []byte
 	links map[fileID]string                               // the first name of each file that has several
 	dirs  []sentDir                                       // to be repeated
-	dirAt map[nameKey]int                                 // where they are in dirs, of a stream, which may name one twice
+	dirAt map[nameKey]int32                               // where they are in dirs
 	found *[]large                                        // where a walk that only counts notes large files; nil for none
 	apart []large                                         // files that are sent beside the archive, in the order of the walk
 	met   int                                             // how many of them the walk has met
@@ -120,10 +121,14 @@ type treeWriter struct {
 	sum   Summary
 }
 
-// sentDir is a directory of which the header was sent.
+// sentDir is a directory of which the header was sent. Of its path it holds the last name alone, for a path of 31 KB costs
+// whoever makes a stream no more than two bytes for each directory on it.
 type sentDir struct {
-	name   string // in the tree, prefix included
-	header *tar.Header
+	above   int32 // where the directory that it lies in is in dirs; -1 for none
+	mode    uint16
+	segment bool   // it is the top of one
+	time    int64  // seconds
+	base    string // name in the one above; without one, the path in the tree, prefix included
 }
 
 type countingWriter struct {
@@ -138,7 +143,7 @@ func (c *countingWriter) Write(p []byte) (int, error) {
 }
 
 func newTreeWriter(ctx context.Context, w io.Writer, opt WriteOptions) *treeWriter {
-	t := &treeWriter{ctx: ctx, opt: opt, out: &countingWriter{w: w}, buf: make([]byte, chunkSize), links: map[fileID]string{}}
+	t := &treeWriter{ctx: ctx, opt: opt, out: &countingWriter{w: w}, buf: make([]byte, chunkSize), links: map[fileID]string{}, dirAt: map[nameKey]int32{}}
 	t.bw = bufio.NewWriterSize(t.out, chunkSize)
 	t.tw = tar.NewWriter(t.bw)
 	return t
@@ -161,34 +166,76 @@ func (t *treeWriter) finish(err error) (Summary, error) {
 
 // repeat names the directories again, the last ones first.
 func (t *treeWriter) repeat() error {
-	var modes strings.Builder
-	holders := parents(t.apart) // made before the archive is extracted
-	for _, d := range slices.Backward(t.dirs) {
-		if err := t.header(d.header); err != nil {
+	for d, name := range t.backward() {
+		h := tar.Header{Typeflag: tar.TypeDir, Name: t.opt.place(name, true) + "/", Mode: int64(d.mode), ModTime: time.Unix(d.time, 0), Format: tar.FormatGNU}
+		if err := t.header(&h); err != nil {
 			return err
 		}
-		inner := strings.TrimPrefix(d.name+"/", t.opt.Prefix)
-		if d.header.Mode&0o700 != 0o700 || holders[strings.TrimSuffix(inner, "/")] || inner == "" {
-			fmt.Fprintf(&modes, "chmod %o %s || exit 1\n", d.header.Mode, script.Quote("./"+d.header.Name))
-		}
 	}
-	if err := t.script(ModesMember, modes.String()); err != nil {
+	if err := t.script(ModesMember, t.modes()); err != nil {
 		return err
 	}
-	return t.script(SegmentsList, t.opt.joins(t.dirs))
+	return t.script(SegmentsList, t.joins())
 }
 
-// script writes a member with shell commands, if there are any.
-func (t *treeWriter) script(name, text string) error {
-	if text == "" {
+// backward returns the directories that were sent, with their paths, the last ones first.
+func (t *treeWriter) backward() iter.Seq2[sentDir, string] {
+	return func(yield func(sentDir, string) bool) {
+		var name string
+		before := sentDir{above: -1}
+		for i, d := range slices.Backward(t.dirs) {
+			if int(before.above) == i {
+				name = name[:len(name)-len(before.base)-1]
+			} else {
+				parts := []string{d.base}
+				for at := d.above; at >= 0; at = t.dirs[at].above {
+					parts = append(parts, t.dirs[at].base)
+				}
+				slices.Reverse(parts)
+				name = strings.Join(parts, "/")
+			}
+			if before = d; !yield(d, name) {
+				return
+			}
+		}
+	}
+}
+
+// modes returns the lines of [ModesMember].
+func (t *treeWriter) modes() iter.Seq[string] {
+	holders := parents(t.apart) // made before the archive is extracted
+	return func(yield func(string) bool) {
+		for d, name := range t.backward() {
+			inner := strings.TrimPrefix(name+"/", t.opt.Prefix)
+			if d.mode&0o700 == 0o700 && !holders[strings.TrimSuffix(inner, "/")] && inner != "" {
+				continue
+			}
+			if !yield(fmt.Sprintf("chmod %o %s || exit 1\n", d.mode, script.Quote("./"+t.opt.place(name, true)+"/"))) {
+				return
+			}
+		}
+	}
+}
+
+// script writes a member with shell commands, if there are any. It asks for them twice, so that nobody holds them: how long
+// they are comes first.
+func (t *treeWriter) script(name string, lines iter.Seq[string]) error {
+	var size int64
+	for line := range lines {
+		size += int64(len(line))
+	}
+	if size == 0 {
 		return nil
 	}
-	err := t.header(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o600, Size: int64(len(text)), Format: tar.FormatGNU})
-	if err != nil {
+	if err := t.header(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o600, Size: size, Format: tar.FormatGNU}); err != nil {
 		return err
 	}
-	_, err = io.WriteString(t.tw, text)
-	return t.writeError(err)
+	for line := range lines {
+		if _, err := io.WriteString(t.tw, line); err != nil {
+			return t.writeError(err)
+		}
+	}
+	return nil
 }
 
 // writeError wraps what the writer below returned. A cancelled context is what usually breaks it, and says more.
@@ -341,19 +388,29 @@ func (t *treeWriter) directory(h *tar.Header) error {
 	name := strings.TrimSuffix(h.Name, "/")
 	h.Name = t.opt.place(name, true) + "/"
 	if t.opt.RepeatDirs && t.tw != nil {
-		if i, ok := t.dirAt[keyOf(name)]; ok {
-			t.dirs[i].header = h
-		} else {
-			t.dirs = append(t.dirs, sentDir{name, h})
-			if t.dirAt != nil {
-				t.dirAt[keyOf(name)] = len(t.dirs) - 1
-			}
-		}
-		first := *h
-		first.Mode |= 0o700
-		h = &first
+		t.remember(name, h)
+		h.Mode |= 0o700
 	}
 	return t.header(h)
+}
+
+// remember notes a directory, which a stream may name more than once.
+func (t *treeWriter) remember(name string, h *tar.Header) {
+	key := keyOf(name)
+	i, ok := t.dirAt[key]
+	if !ok {
+		parent, base := split(name)
+		above, ok := t.dirAt[keyOf(parent)]
+		if !ok {
+			above, base = -1, name
+		}
+		i = int32(len(t.dirs))
+		t.dirAt[key] = i
+		place := strings.TrimSuffix(h.Name, "/")
+		in, _ := split(place)
+		t.dirs = append(t.dirs, sentDir{above: above, segment: place != name && in == segmentsDir, base: strings.Clone(base)}) // the path goes
+	}
+	t.dirs[i].mode, t.dirs[i].time = uint16(h.Mode), h.ModTime.Unix()
 }
 
 // noted tells a walk's observer of an entry that is going to be sent.
