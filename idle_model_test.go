@@ -170,7 +170,7 @@ func (m *idleModel) handle(q *idleRequest) *http.Response {
 		return refuse(404, "Sandbox with ID or name "+parts[3]+" not found")
 	}
 	switch {
-	case q.method == "DELETE":
+	case q.method == "DELETE" && len(parts) == 4:
 		m.rest(b, "")
 		return reply(200, nil)
 	case q.method == "GET":

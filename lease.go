@@ -152,7 +152,6 @@ type Lease struct {
 	sessions sessionPool // in which commands run, and
 	journals journalPool // which they keep
 	consoles consoleSet  // terminals and channels
-	ssh      sshAccesses // to be revoked
 	bwrap    bwrapState
 }
 

@@ -39,6 +39,7 @@ const (
 	stepRecover
 	stepStop
 	stepArchive
+	stepRevoke
 	stepDelete
 )
 
@@ -238,9 +239,10 @@ func (p *provider) absent(ctx context.Context, op string, t target) *Error {
 
 // drive brings the target to the goal and returns the fresh read that shows it there. Each round reads the sandbox,
 // verifies that it is ours, and takes the one step that its state asks for; an answer to that step is never taken for
-// the fact. It ends with [KindGone] when the sandbox is proved lost, with [KindTimeout] when ctx ends first, and with the
-// last error when the provider gave no useful answer for Config.CallTimeout: that is an outage, which the caller had
-// better know of. It returns whether the provider was asked for any step; if so, Error.Dispatched says that, and not whether
+// the fact. A sandbox that is kept has its SSH accesses revoked, once it is at rest: they would open it again when it
+// runs again, and nobody but their openers knows of them. It ends with [KindGone] when the sandbox is proved lost, with
+// [KindTimeout] when ctx ends first, and with the last error when the provider gave no useful answer for
+// Config.CallTimeout: that is an outage, which the caller had better know of. It returns whether the provider was asked for any step; if so, Error.Dispatched says that, and not whether
 // the read was sent that failed.
 func (p *provider) drive(ctx context.Context, op string, t target, g goal) (_ *daytona.Sandbox, sent Dispatch, _ error) {
 	sent = DispatchedNo
@@ -252,10 +254,16 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (_ *d
 		last     *daytona.Sandbox
 		heard    = time.Now() // when the provider was last known to answer
 	)
+	var action step
 	fail := func(err *Error) *Error {
-		return outOfTime(ctx, failed(op, afterwards(sent, err)), last)
+		e := outOfTime(ctx, failed(op, afterwards(sent, err)), last)
+		if action == stepRevoke {
+			e.Message = "the sandbox is at rest, and its SSH accesses were not revoked"
+		}
+		return e
 	}
 	for {
+		action = stepWait
 		sb, err := p.read(ctx, op, t)
 		if err != nil {
 			mapped := failed(op, err)
@@ -278,7 +286,10 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (_ *d
 			continue // a fresh read must confirm it
 		}
 		losses = 0
-		action := next(g, sb.State, sb.Recoverable)
+		action = next(g, sb.State, sb.Recoverable)
+		if action == stepDone && g != goalStarted {
+			action = stepRevoke
+		}
 		var refusal *Error
 		switch action {
 		case stepDone:
@@ -292,6 +303,9 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (_ *d
 			}
 			err := p.act(ctx, op, t, action)
 			sent = asked(sent, failed(op, err))
+			if err == nil && action == stepRevoke {
+				return sb, sent, nil
+			}
 			if err == nil {
 				refusals = 0
 				if action != accepted { // else it had no effect yet, and is not to be sent for as fast as it is accepted
@@ -343,6 +357,8 @@ func (p *provider) act(ctx context.Context, op string, t target, action step) er
 		return client.Stop(ctx, t.id)
 	case stepArchive:
 		return client.Archive(ctx, t.id)
+	case stepRevoke:
+		return client.RevokeSSH(ctx, t.id, "")
 	case stepDelete:
 		return client.Delete(ctx, t.id)
 	}

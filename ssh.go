@@ -7,7 +7,6 @@ import (
 	"io"
 	"log/slog"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/leasehold-go/leasehold/internal/daytona"
@@ -34,10 +33,10 @@ type sshSecret struct{ token string }
 // OpenSSH makes an SSH access to the sandbox for lifetime, which is rounded down to whole minutes: one minute to
 // [MaxSSHLifetime]; zero: [DefaultSSHLifetime]. A sandbox has one at a time: the provider revokes the one before.
 //
-// It ends at its time, when it is revoked, and when the lease is given back. If it is not known whether one was made
-// ([DispatchedUnknown]), one may exist that nobody knows the token of; it is revoked with the lease. The provider does not
-// take a person's work for activity of the library's: without other use the sandbox may be stopped for idleness, as far as
-// the gateway does not prevent it.
+// It ends at its time, when it is revoked, and when the lease is given back, whoever does that: this process, another, or a
+// [Sweeper]. If it is not known whether one was made ([DispatchedUnknown]), one may exist that nobody knows the token of; it
+// is revoked with the lease. The provider does not take a person's work for activity of the library's: without other use the
+// sandbox may be stopped for idleness, as far as the gateway does not prevent it.
 func (l *Lease) OpenSSH(ctx context.Context, lifetime time.Duration) (_ *SSHAccess, err error) {
 	const op = "ssh open"
 	if lifetime == 0 {
@@ -60,9 +59,6 @@ func (l *Lease) OpenSSH(ctx context.Context, lifetime time.Duration) (_ *SSHAcce
 	defer cancel()
 	if _, err := l.toolbox(ctx); err != nil { // ours, and running
 		return nil, l.orClosed(failed(op, err))
-	}
-	if err := l.ssh.watch(l, op); err != nil {
-		return nil, err
 	}
 	call, stop := context.WithTimeout(ctx, l.p.cfg.CallTimeout)
 	defer stop()
@@ -124,27 +120,6 @@ func (l *Lease) endSSH(ctx context.Context, op, token string) error {
 		e := failed(op, err)
 		e.Sandbox = l.ref.Sandbox
 		return e
-	}
-	return nil
-}
-
-// sshAccesses is whether a lease has accesses to revoke when it is given back.
-type sshAccesses struct {
-	mu     sync.Mutex
-	hooked bool
-}
-
-// watch has the lease revoke every access to its sandbox when it is given back: which one is open last is not known, for
-// replies may overtake each other.
-func (s *sshAccesses) watch(l *Lease, op string) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.hooked {
-		return nil
-	}
-	s.hooked = l.onClose(func(ctx context.Context) { _ = l.endSSH(ctx, op, "") }) // else it ends at its time
-	if !s.hooked {
-		return &Error{Op: op, Kind: KindClosed, Sandbox: l.ref.Sandbox, Dispatched: DispatchedNo, Message: errGivenBack.Error()}
 	}
 	return nil
 }

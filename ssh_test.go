@@ -6,6 +6,8 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/leasehold-go/leasehold/internal/emulator"
 )
@@ -23,12 +25,13 @@ func (r *rig) validSSH(t *testing.T, token string) bool {
 		t.Fatal(err)
 	}
 	req.Header.Set("Authorization", "Bearer "+r.server.APIKey())
-	resp, err := http.DefaultClient.Do(req)
+	client := &http.Client{Transport: r.server.Transport()}
+	defer client.CloseIdleConnections()
+	resp, err := client.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer resp.Body.Close()
-	defer http.DefaultClient.CloseIdleConnections()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
 		t.Fatal(err)
@@ -100,6 +103,92 @@ func TestSSHAccessesWhoseRepliesCrossAreRevoked(t *testing.T) {
 	if r.validSSH(t, second.Token()) {
 		t.Error("the access that the provider knows is valid after the release")
 	}
+}
+
+// An access ends with the lease whoever gives that back: its opener is another process, which is dead by now.
+func TestAnSSHAccessEndsWhoeverGivesTheLeaseBack(t *testing.T) {
+	for name, giveBack := range map[string]func(t *testing.T, w *world, ref LeaseRef){
+		"resumed and released": func(t *testing.T, w *world, ref LeaseRef) {
+			if _, err := w.Resume(t.Context(), ref); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.Release(t.Context(), ref, ReleaseOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"archived": func(t *testing.T, w *world, ref LeaseRef) {
+			if _, err := w.Release(t.Context(), ref, ReleaseOptions{Archive: true}); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"retained": func(t *testing.T, w *world, ref LeaseRef) {
+			if _, err := w.Release(t.Context(), ref, ReleaseOptions{Retain: true}); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"swept": func(t *testing.T, w *world, _ LeaseRef) {
+			if got, want := sweep(t, sweeper(t, w.provider, SweeperOptions{})), (SweepReport{Stopped: 1}); got != want {
+				t.Errorf("Sweep() = %+v, want %+v", got, want)
+			}
+		},
+		"stopped by the provider, then swept": func(t *testing.T, w *world, ref LeaseRef) {
+			time.Sleep(6 * time.Hour)
+			if state := w.server.Sandbox(ref.Sandbox).State(); state == "started" {
+				t.Error("the sandbox is still started")
+			}
+			if got, want := sweep(t, sweeper(t, w.provider, SweeperOptions{})), (SweepReport{Stopped: 1}); got != want {
+				t.Errorf("Sweep() = %+v, want %+v", got, want)
+			}
+		},
+		"revoked at the second attempt": func(t *testing.T, w *world, ref LeaseRef) {
+			w.server.SetFaults(emulator.Fault{Method: "DELETE", Path: "/api/sandbox/*/ssh-access", Action: emulator.StatusBefore, Status: 503})
+			if _, err := w.Release(t.Context(), ref, ReleaseOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"refused, and released again": func(t *testing.T, w *world, ref LeaseRef) {
+			w.server.SetFaults(emulator.Fault{Method: "DELETE", Path: "/api/sandbox/*/ssh-access", Action: emulator.StatusBefore, Status: 403, Body: structured(403, "Forbidden")})
+			_, err := w.Release(t.Context(), ref, ReleaseOptions{})
+			if e := wantError(t, err, KindAuth); e.Phase != PhaseStop || e.Dispatched != DispatchedYes || !strings.Contains(e.Message, "SSH") {
+				t.Errorf("Release() = %+v", e)
+			}
+			if _, err := w.Release(t.Context(), ref, ReleaseOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, Config{Store: newMemoryStore(), Reuse: true})
+				opener := w.another(t, Config{Reuse: true})
+				l, err := opener.Acquire(t.Context(), request())
+				if err != nil {
+					t.Fatal(err)
+				}
+				access, err := l.OpenSSH(t.Context(), 24*time.Hour)
+				if err != nil || !w.validSSH(t, access.Token()) {
+					t.Fatalf("OpenSSH() = %v, %v, want a valid one", access, err)
+				}
+				opener.die()
+				time.Sleep(2 * w.cfg.ClaimTime)
+				giveBack(t, w, l.ref)
+				if w.validSSH(t, access.Token()) {
+					t.Error("the token is valid after the lease was given back")
+				}
+			})
+		})
+	}
+}
+
+// A provider that has no such accesses has none to revoke.
+func TestAReleaseDoesNotNeedSSH(t *testing.T) {
+	r := newRig(t, Config{Reuse: true}, emulator.Options{})
+	l := r.acquired(t)
+	r.server.SetFaults(emulator.Fault{Method: "DELETE", Path: "/api/sandbox/*/ssh-access", Action: emulator.StatusBefore, Status: 404, Body: structured(404, "Cannot DELETE /api/sandbox/x/ssh-access"), Count: -1})
+	if _, err := r.Release(t.Context(), l.ref, ReleaseOptions{}); err != nil {
+		t.Errorf("Release() = %v", err)
+	}
+	r.wantHits(t)
 }
 
 // Neither of what a request may say of its destination reaches the wire: the token would follow it.

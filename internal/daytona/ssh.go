@@ -2,6 +2,7 @@ package daytona
 
 import (
 	"context"
+	"errors"
 	"regexp"
 	"time"
 )
@@ -80,9 +81,10 @@ func atoi(digits string) (n int) {
 	return n
 }
 
-// RevokeSSH ends the sandbox's credential with that token, or all of them without one. That there is none is a success.
+// RevokeSSH ends the sandbox's credential with that token, or all of them without one. That there is none is a success, also
+// where the API does not know of any.
 func (c *Client) RevokeSSH(ctx context.Context, id, token string) error {
-	return c.change(ctx, OpRevokeSSH, id, func(ctx context.Context) error {
+	err := c.change(ctx, OpRevokeSSH, id, func(ctx context.Context) error {
 		request := c.api.SandboxAPI.RevokeSshAccess(ctx, id)
 		if token != "" {
 			request = request.Token(token)
@@ -90,4 +92,9 @@ func (c *Client) RevokeSSH(ctx context.Context, id, token string) error {
 		_, _, err := request.Execute()
 		return err
 	})
+	var e *Error
+	if errors.As(err, &e) && e.Structured && e.says(wordNoRoute) {
+		return nil
+	}
+	return err
 }
