@@ -263,11 +263,14 @@ func (l *Lease) close(ctx context.Context) {
 }
 
 // toolbox returns the connection to the running sandbox. The first use after [Provider.Bind], and the first after the
-// sandbox was found not running, reads the sandbox and verifies that it is ours; it starts nothing.
+// sandbox was found not running, reads the sandbox and verifies that it is ours; it starts nothing. That takes no longer than
+// Config.Timeout: the call that it is for may have no deadline, and a provider that limits the rate may wish for hours.
 func (l *Lease) toolbox(ctx context.Context) (*daytona.Toolbox, error) {
 	if box := l.resolved(); box != nil {
 		return box, nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, l.p.cfg.Timeout)
+	defer cancel()
 	select {
 	case l.resolving <- struct{}{}:
 		defer func() { <-l.resolving }()

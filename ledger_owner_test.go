@@ -3,6 +3,7 @@ package leasehold
 import (
 	"context"
 	"errors"
+	"net/http"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -364,5 +365,29 @@ func TestL2AFailedStartIsNoRefusal(t *testing.T) {
 			t.Errorf("sandboxes left: %v", left)
 		}
 		wantRecords(t, w.cfg.Store, 0)
+	})
+}
+
+// TestFirstUseUnderARotatedKeyEnds within the budget, whatever a rate limit wishes for: the caller's context may have no end.
+func TestFirstUseUnderARotatedKeyEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{Store: newMemoryStore(), Reuse: true})
+		ref := w.acquired(t).Ref()
+		w.server.SetKey("rotated-key", emulator.Key{Organization: w.server.Organization()})
+		l, err := w.another(t, Config{APIKey: "rotated-key"}).Bind(ref)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.server.SetFaults(emulator.Fault{Path: "/api/**", Count: -1, Action: emulator.StatusBefore, Status: 429, Header: http.Header{"Retry-After": {"86400"}}})
+		began := time.Now()
+		_, err = l.toolbox(t.Context())
+		wantError(t, err, KindRateLimited)
+		if took := time.Since(began); took > w.cfg.Timeout {
+			t.Errorf("the first use took %s, want at most %s", took, w.cfg.Timeout)
+		}
+		w.server.SetFaults()
+		if _, err := l.toolbox(t.Context()); err != nil {
+			t.Errorf("the first use once the limit is over: %v", err)
+		}
 	})
 }
