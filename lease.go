@@ -319,7 +319,10 @@ func (l *Lease) claim(ctx context.Context) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.added = l.added || added
-	return err
+	if err != nil {
+		return l.orClosed(failed("resolve", err))
+	}
+	return nil
 }
 
 // disclaim takes off the list what the look after claim failed with a proof for that there is nothing to give back.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -390,4 +391,54 @@ func TestFirstUseUnderARotatedKeyEnds(t *testing.T) {
 			t.Errorf("the first use once the limit is over: %v", err)
 		}
 	})
+}
+
+// TestFirstUseOfWhatIsBeingGivenBack: a lease that is given back while the store is asked for its record is closed, and
+// nobody's context was cancelled.
+func TestFirstUseOfWhatIsBeingGivenBack(t *testing.T) {
+	for name, first := range map[string]func(context.Context, *Lease) error{
+		"Dir": func(ctx context.Context, l *Lease) error {
+			_, err := l.Importer().Dir(ctx, ".", "src", ImportOptions{})
+			return err
+		},
+		"CloseTerminal": func(ctx context.Context, l *Lease) error { return l.CloseTerminal(ctx, "one") },
+		"Endpoint":      func(ctx context.Context, l *Lease) error { _, err := l.Endpoint(ctx, 80); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				asked, answer := make(chan struct{}), make(chan struct{})
+				answered := sync.OnceFunc(func() { close(answer) })
+				defer answered()
+				store := &hookStore{Store: newMemoryStore()}
+				w := newWorld(t, Config{Store: store, Reuse: true})
+				ref := w.acquired(t).Ref()
+				other := w.another(t, Config{})
+				l, err := other.Bind(ref)
+				if err != nil {
+					t.Fatal(err)
+				}
+				store.change(func() {
+					store.before = func(call, _ string) error {
+						if call == "claim" && asked != nil {
+							close(asked)
+							asked = nil
+							<-answer
+						}
+						return nil
+					}
+				})
+				waits := asked
+				used, released := make(chan error, 1), make(chan error, 1)
+				go func() { used <- first(t.Context(), l) }()
+				<-waits
+				go func() { _, err := other.Release(t.Context(), ref, ReleaseOptions{}); released <- err }()
+				wantError(t, <-used, KindClosed)
+				answered()
+				if err := <-released; err != nil {
+					t.Errorf("Release() = %v", err)
+				}
+				wantRecords(t, store, 0)
+			})
+		})
+	}
 }
