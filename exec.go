@@ -176,8 +176,8 @@ func (l *Lease) Executor() *Executor { return &Executor{l: l} }
 //     began.
 //   - [ErrQuota]: the sandbox's disk was full, and the end of the output is lost. The command itself was not disturbed, and
 //     Result.ExitCode is its own.
-//   - [ErrNotFound], [ErrRefused]: Command.Dir cannot be entered; the input was lost, or a start-up file replaced the shell.
-//     The sandbox said so, hence DispatchedYes: the command was not started.
+//   - [ErrNotFound], [ErrRefused]: Command.Dir cannot be entered; the input was lost, a start-up file replaced the shell, or
+//     a signal ended it while it read them. The sandbox said so, hence DispatchedYes: the command was not started.
 //   - [ErrNotRunning], [ErrGone]: the sandbox is not there. With DispatchedYes it was lost under the command, with
 //     DispatchedUnknown perhaps so.
 //   - [ErrIO]: Stdin or a writer failed, and the command was stopped, or not even started.

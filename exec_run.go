@@ -284,7 +284,7 @@ func (x *execution) noDirectory() error {
 }
 
 func (x *execution) replaced() error {
-	return &Error{Op: x.op, Kind: KindRefused, Message: "the command was not started: its input was lost, or a start-up file replaced the shell"}
+	return &Error{Op: x.op, Kind: KindRefused, Message: "the command was not started: its input was lost, a start-up file replaced the shell, or a signal ended it meanwhile"}
 }
 
 // write delivers output. Its error is isOwn.

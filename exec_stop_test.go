@@ -56,6 +56,27 @@ func TestE5AStopMissesNobody(t *testing.T) {
 	})
 }
 
+// TestE5ACancellationBeginsNothing ends the context while profiles are read.
+func TestE5ACancellationBeginsNothing(t *testing.T) {
+	t.Parallel()
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		_, l := execRig(t, tr)
+		dir := t.TempDir()
+		reading, ran := filepath.Join(dir, "reading"), filepath.Join(dir, "ran")
+		mustRun(t, l, Command{Profiles: ProfilesNone, Script: "echo ': >" + reading + "; sleep 61' >\"$HOME/.profile\""}, finished(0, "", ""))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		p := started(t, ctx, l, Command{Script: ": >" + ran})
+		eventually(t, "profiles are read", func() bool { _, err := os.Stat(reading); return err == nil })
+		cancel()
+		got, err := p.Wait()
+		wantError(t, err, KindCanceled)
+		if _, err := os.Stat(ran); err == nil || got.Exited || got.ExitCode != -1 || !got.StopConfirmed {
+			t.Errorf("got %+v (the command ran: %v), want a confirmed stop of what had not begun", got, err == nil)
+		}
+	})
+}
+
 // TestE5AStopEndsWhatAnEndedCommandLeft ends the context while a writer keeps back the end of a command that has ended, but
 // not without leaving a child.
 func TestE5AStopEndsWhatAnEndedCommandLeft(t *testing.T) {

@@ -131,8 +131,8 @@ func (l Login) longScript() bool {
 // Text returns the script for `sh -c`. It replaces itself by the command, so that the command's own exit or signal is
 // what its parent sees. Profiles are sourced at top level (inside a function their `declare -x` would be local), with no
 // positional parameters, no input and no output, and whatever they do (fail, exit, set -e, not parse) the command still
-// runs: the EXIT trap leads to it too. Only a profile that replaces the shell keeps it from running, and then the mark is
-// missing. Variables go through env, since shells hold some of them read-only.
+// runs: the EXIT trap leads to it too. Only a profile that replaces the shell keeps it from running, or a signal that ends
+// the shell meanwhile, see [endings], and then the mark is missing. Variables go through env, since shells hold some of them read-only.
 func (l Login) Text() string {
 	var b strings.Builder
 	command := l.enter() + l.exec("exec ")
@@ -146,17 +146,23 @@ func (l Login) Text() string {
 		return b.String()
 	}
 	b.WriteString("exec 6<&0 7>&1 8>&2 </dev/null >/dev/null 2>&1\n_leasehold_path=${PATH-}\n")
-	b.WriteString("_leasehold_main() {\nset +eux\ntrap - EXIT\nexec <&6 >&7 2>&8 6<&- 7>&- 8>&-\n" + keepPath)
+	b.WriteString("_leasehold_main() {\nset +eux\ntrap - EXIT" + endings + "\nexec <&6 >&7 2>&8 6<&- 7>&- 8>&-\n" + keepPath)
 	b.WriteString(command)
-	b.WriteString("}\ntrap _leasehold_main EXIT\n")
-	b.WriteString("if [ -r /etc/profile ]; then . /etc/profile" + closed + "; fi\n")
-	b.WriteString("if [ -r \"${HOME:-}/.profile\" ]; then . \"${HOME:-}/.profile\"" + closed + "; fi\n")
-	b.WriteString("if [ -r \"${HOME:-}/.bash_profile\" ]; then . \"${HOME:-}/.bash_profile\"" + closed + "\n")
-	b.WriteString("elif [ -r \"${HOME:-}/.bashrc\" ]; then . \"${HOME:-}/.bashrc\"" + closed + "; fi\n")
-	b.WriteString("if [ -r \"${HOME:-}/.zprofile\" ]; then . \"${HOME:-}/.zprofile\"" + closed + "; fi\n")
+	b.WriteString("}\n_leasehold_arm() { for _leasehold_n in" + endings + "; do trap \"trap - EXIT; exit $((128+_leasehold_n))\" \"$_leasehold_n\"; done; }\n")
+	b.WriteString("trap _leasehold_main EXIT\n")
+	source := func(file string) string { return "if [ -r " + file + " ]; then _leasehold_arm; . " + file + closed }
+	b.WriteString(source("/etc/profile") + "; fi\n")
+	b.WriteString(source(`"${HOME:-}/.profile"`) + "; fi\n")
+	b.WriteString(source(`"${HOME:-}/.bash_profile"`) + "\nel" + source(`"${HOME:-}/.bashrc"`) + "; fi\n")
+	b.WriteString(source(`"${HOME:-}/.zprofile"`) + "; fi\n")
 	b.WriteString("_leasehold_main\n")
 	return b.String()
 }
+
+// endings are signals by which others end a command: HUP, INT, QUIT, ABRT, ALRM and TERM, and on Linux USR1 and USR2. Bash
+// runs the EXIT trap when one of them ends it, and so a stop while profiles are read would begin the command. They are
+// trapped anew before each profile, which may have traps of its own. Numbers, because exit statuses are made of them.
+const endings = " 1 2 3 6 10 12 14 15"
 
 // keepPath appends to PATH what the profiles dropped from it. Debian's /etc/profile sets PATH anew, and with it goes what
 // an image put there with ENV: the tools that the image is for.

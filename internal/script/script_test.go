@@ -246,6 +246,16 @@ func TestLogin(t *testing.T) {
 			login: script.Login{Script: `echo "$A"; cat; echo err >&2; exit 4`},
 			want:  outcome{Stdout: "1\ninput\n", Stderr: "err\n", Exit: 4},
 		},
+		"a signal while profiles are read": {
+			files: map[string]string{".profile": "kill -TERM $$; exit 9"},
+			login: script.Login{Script: "echo ran"},
+			want:  outcome{Exit: 143},
+		},
+		"another one, after a profile that has its own traps": {
+			files: map[string]string{".profile": "trap 'A=1' INT TERM; trap - INT TERM", ".bash_profile": "kill -INT $$; exit 9"},
+			login: script.Login{Script: "echo ran"},
+			want:  outcome{Exit: 130},
+		},
 		"a profile that does not parse": {
 			files: map[string]string{".profile": "export A=1\nif (; then\n"},
 			login: script.Login{Script: `cat; exit 4`},
