@@ -84,6 +84,9 @@ func TestDeepTreesAreMergedOrRefused(t *testing.T) {
 	if wantError(t, err, KindLimit); !strings.Contains(err.Error(), `nnn"`) {
 		t.Errorf("%v does not name the directory", err)
 	}
+	long := strings.Repeat(strings.Repeat("d", 199)+"/", 20)[:3900-len(l.Ref().Workspace)] // the path is legal, not that in the scratch directory
+	_, err = l.Importer().File(t.Context(), "filesync.go", long+"/"+strings.Repeat("n", 170), ImportOptions{})
+	wantError(t, err, KindLimit)
 	r.wantRequests(t)
 	local = t.TempDir()
 	const levels = maxMergeDepth - 1

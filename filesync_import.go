@@ -198,8 +198,9 @@ func (i *Importer) tree(ctx context.Context, op, remoteDir string, options Impor
 
 // File copies one regular file of the host to a path in the sandbox, whose parents are made if needed. A relative remote
 // path is meant in the workspace. A local path that is a link is followed. The file appears by rename, with its mode and
-// modification time; an earlier file or link of that name is replaced, a directory is an [ErrConflict]. All else is as
-// with [Importer.Dir].
+// modification time; an earlier file or link of that name is replaced, a directory is an [ErrConflict]. A path of more than
+// about 4,040 bytes is an [ErrLimit]: the scratch directory beside the file makes it longer than Linux lets one be. All else is
+// as with [Importer.Dir].
 func (i *Importer) File(ctx context.Context, localPath, remotePath string, options ImportOptions) (TransferResult, error) {
 	return i.files(ctx, "import file", []FileMapping{{Local: localPath, Remote: remotePath}}, options)
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -289,12 +290,48 @@ func TestPathsThatNoShellCouldNameAreRefused(t *testing.T) {
 	if _, err := LoadTree(t.Context(), dir, WriteOptions{MaxDepth: 20}); !errors.Is(err, ErrLimit) {
 		t.Errorf("error %v, want %v", err, ErrLimit)
 	}
+	file := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]error{"abc": nil, "abcd": ErrLimit} {
+		if _, err := LoadFiles(t.Context(), []HostFile{{file, name, 0}}, WriteOptions{MaxName: 3}); !errors.Is(err, want) {
+			t.Errorf("%s: error %v, want %v", name, err, want)
+		}
+	}
 	stream := tarball(t, entry{name: strings.Repeat("d/", 20) + "f"})
 	for most, want := range map[int]error{40: ErrLimit, 41: nil} {
 		load := LoadTar(bytes.NewReader(stream), ExtractOptions{}, WriteOptions{MaxName: most})
 		if _, err := load.Parts()[0].Write(t.Context(), &bytes.Buffer{}, nil); !errors.Is(err, want) {
 			t.Errorf("error %v, want %v", err, want)
 		}
+	}
+}
+
+// Should a name in the scratch directory be too long for the shell all the same, nothing is published, and it says so.
+func TestF2ScriptTakesNothingForPublishedThatItCannotName(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "f")
+	if err := os.WriteFile(file, []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range sandboxes {
+		t.Run(kind, func(t *testing.T) {
+			dest := t.TempDir()
+			for len(dest) < 3900 {
+				dest += "/" + strings.Repeat("d", min(200, 3900-len(dest)))
+			}
+			load, err := LoadFiles(t.Context(), []HostFile{{file, strings.Repeat("n", 170), 0}, {file, "short", 0}}, WriteOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := send(t, StageName(), []*Load{load}, []string{dest})
+			if got := deliver(t, userland(t, kind), r.Script(), r.Scratch); got.Word != WordExtract {
+				t.Errorf("word %q, want %q", got.Word, WordExtract)
+			}
+			if _, err := os.Lstat(filepath.Join(dest, "short")); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("the other file was published: %v", err)
+			}
+		})
 	}
 }
 

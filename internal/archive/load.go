@@ -57,7 +57,7 @@ func LoadTree(ctx context.Context, src Source, opt WriteOptions) (*Load, error) 
 }
 
 // LoadFiles looks at files of the host, to be sent under names without a slash. A link is followed once; anything but a
-// regular file is refused with [ErrSource]. The load is to be closed.
+// regular file is refused with [ErrSource], and a name that is too long with [ErrLimit]. The load is to be closed.
 func LoadFiles(ctx context.Context, files []HostFile, opt WriteOptions) (*Load, error) {
 	return newLoad(ctx, &Load{opt: opt, walk: func(t *treeWriter) error {
 		for _, f := range files {

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -283,6 +284,30 @@ exec ` + mv + ` "$@"
 				t.Errorf("destination mismatch (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// The one that another import made meanwhile is one that its owner may not list: what is in it is published all the same.
+func TestF2ImportScriptSharesADirectoryThatCannotBeListed(t *testing.T) {
+	bin, src, dest := t.TempDir(), t.TempDir(), t.TempDir()
+	put(t, src, map[string]string{"d/f": "mine"})
+	tool(t, bin, "mkdir", `case $1 in */gate) REAL `+script.Quote(filepath.Join(dest, "d"))+` || exit ;; esac; exec REAL "$@"`)
+	var user *syscall.SysProcAttr // for whom permissions count
+	if os.Geteuid() == 0 {
+		user = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	}
+	if err := os.Chmod(filepath.Join(src, "d"), 0o311); err != nil {
+		t.Fatal(err)
+	}
+	r := uploaded(t, src, dest)
+	if err := errors.Join(os.Chmod(filepath.Dir(dest), 0o755), os.Chmod(dest, 0o777), os.Chmod(filepath.Dir(upload(r)), 0o777)); err != nil {
+		t.Fatal(err)
+	}
+	if got := deliverAs(t, user, bin+":"+os.Getenv("PATH"), r.Script(), r.Scratch); got.Word != WordOK {
+		t.Errorf("word %q, want ok", got.Word)
+	}
+	if got, err := os.ReadFile(filepath.Join(dest, "d", "f")); err != nil || string(got) != "mine" {
+		t.Errorf("d/f is %q, %v, want what was sent", got, err)
 	}
 }
 

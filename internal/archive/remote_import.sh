@@ -141,21 +141,26 @@ receive() {
     a=$(cd "${dest:-/}" && pwd -P) b=$(cd "${own%/*}/" 2>/dev/null && pwd -P) && [ "$a" = "$b" ] && fail reserved
   fi
   if [ -z "$bundle" ]; then
-    meet "$s/new" "$dest" || fail conflict
+    meet "$s/new" "$dest" || { [ $? -ne 2 ] || fail extract; fail conflict; }
     [ ! -f "$s/joins" ] || . "$s/joins"
   elif [ -h "$dest/$bundle" ]; then fail conflict
   elif [ -e "$dest/$bundle" ] && [ ! -d "$dest/$bundle" ]; then fail conflict
   fi
 }
 
-# meet SRC DST: whether no directory meets something else. Directories that both have are made accessible in SRC.
+# none NAME: whether it is a pattern that matched nothing. Anything else that does not seem to be there cannot be looked at, and
+# whoever went on would lose it.
+none() { case ${1##*/} in '*' | '.[!.]*' | '..?*') ;; *) return 1 ;; esac; }
+
+# meet SRC DST: whether no directory meets something else; 2 if that cannot be told. Directories that both have are made
+# accessible in SRC.
 meet() {
   for e in "$1"/* "$1"/.[!.]* "$1"/..?*; do
-    [ -e "$e" ] || [ -h "$e" ] || continue
+    [ -e "$e" ] || [ -h "$e" ] || { none "$e" || return 2; continue; }
     t=$2/${e##*/}
     if [ -d "$e" ] && [ ! -h "$e" ]; then
       if [ -h "$t" ]; then return 1
-      elif [ -d "$t" ]; then chmod u+rwx "$e" && meet "$e" "$t" || return 1
+      elif [ -d "$t" ]; then chmod u+rwx "$e" && meet "$e" "$t" || return
       elif [ -e "$t" ]; then return 1
       fi
     elif [ -d "$t" ] && [ ! -h "$t" ]; then return 1
@@ -166,8 +171,9 @@ meet() {
 # move SRC DST: renames what is in SRC into DST, and goes down into the directories that both have.
 # The names to move together are kept in $3 and on.
 move() {
+  [ -r "$1" ] || return 1 # another import made DST since it was looked for
   for e in "$1"/* "$1"/.[!.]* "$1"/..?*; do
-    [ -e "$e" ] || [ -h "$e" ] || continue
+    [ -e "$e" ] || [ -h "$e" ] || { none "$e" || return 1; continue; }
     if [ -d "$e" ] && [ ! -h "$e" ]; then
       if [ -d "$2/${e##*/}" ]; then move "$e" "$2/${e##*/}" || return 1; continue; fi
       if [ ! -w "$e" ]; then unseal "$e" "$2" || return 1; continue; fi

@@ -73,6 +73,9 @@ type HostFile struct {
 }
 
 func (t *treeWriter) hostFile(file HostFile) error {
+	if err := t.opt.fits(file.Name); err != nil {
+		return err
+	}
 	t.opt.mode = file.Mode
 	reopen := func() (fs.File, error) { return os.OpenFile(file.Path, os.O_RDONLY|openNonblock, 0) }
 	f, err := reopen()
