@@ -18,7 +18,7 @@ func (x *Exporter) throughTerminal(ctx context.Context, op string, job exportJob
 	}
 	var sb *daytona.Sandbox
 	if err = t.connect(ctx); err == nil {
-		sb, err = x.l.p.readOwned(ctx, op, x.l.ref)
+		sb, err = x.l.read(ctx, op)
 	}
 	if err != nil {
 		t.done()

@@ -126,7 +126,8 @@ func (r LeaseRef) clone() LeaseRef {
 // Lease is the right to use one sandbox, until it is given back with [Provider.Release] or [Provider.Destroy]. Its
 // methods and the values they return are safe for concurrent use. Within one provider, each lease has one Lease,
 // until it is given back: that Lease, and what was made of it, then fails with [ErrClosed] for good. Of a sandbox that was
-// stopped, [Provider.Resume] returns a new one.
+// stopped, [Provider.Resume] returns a new one. A Lease whose sandbox a use finds to exist no more fails with [ErrGone]; the
+// provider keeps it no longer.
 type Lease struct {
 	p      *provider
 	ref    LeaseRef
@@ -263,8 +264,8 @@ func (l *Lease) close(ctx context.Context) {
 }
 
 // toolbox returns the connection to the running sandbox. The first use after [Provider.Bind], and the first after the
-// sandbox was found not running, reads the sandbox and verifies that it is ours; it starts nothing. That takes no longer than
-// Config.Timeout: the call that it is for may have no deadline, and a provider that limits the rate may wish for hours.
+// sandbox was found not running, reads the sandbox and verifies that it is ours; it starts nothing. All of
+// that takes no longer than Config.Timeout: see read.
 func (l *Lease) toolbox(ctx context.Context) (*daytona.Toolbox, error) {
 	if box := l.resolved(); box != nil {
 		return box, nil
@@ -283,12 +284,10 @@ func (l *Lease) toolbox(ctx context.Context) (*daytona.Toolbox, error) {
 	if err := l.claim(ctx); err != nil {
 		return nil, err
 	}
-	sb, err := l.p.readOwned(ctx, "resolve", l.ref)
+	sb, err := l.read(ctx, "resolve")
 	if err != nil {
-		l.disclaim(ctx, failed("resolve", err))
 		return nil, err
 	}
-	l.proved()
 	if sb.State != daytona.StateStarted {
 		return nil, &Error{Op: "resolve", Kind: KindNotRunning, Sandbox: l.ref.Sandbox, Dispatched: DispatchedNo, Message: "the sandbox is not started: resume the lease"}
 	}
@@ -325,12 +324,30 @@ func (l *Lease) claim(ctx context.Context) error {
 	return nil
 }
 
-// disclaim takes off the list what the look after claim failed with a proof for that there is nothing to give back.
+// read reads the lease's sandbox and verifies that it is ours. It takes no longer than Config.Timeout: the call that it is for
+// may have no deadline, and a provider that limits the rate may wish for hours.
+func (l *Lease) read(ctx context.Context, op string) (*daytona.Sandbox, error) {
+	ctx, cancel := context.WithTimeout(ctx, l.p.cfg.Timeout)
+	defer cancel()
+	sb, err := l.p.read(ctx, op, l.ref.target())
+	if err != nil {
+		l.disclaim(ctx, failed(op, err))
+		return nil, err
+	}
+	l.proved()
+	return sb, nil
+}
+
+// disclaim takes off the list what a look failed with a proof for that there is nothing to give back. A lease whose sandbox is
+// gone is of no more use: whoever has it is told so each time, and the provider keeps it no longer.
 func (l *Lease) disclaim(ctx context.Context, err *Error) {
 	l.mu.Lock()
 	added := l.added
 	l.mu.Unlock()
 	l.p.unlist(ctx, l.ref, added, err)
+	if err.absent() {
+		l.p.forget(l)
+	}
 }
 
 // proved notes that a look after claim proved the sandbox ours: the record is as good as that of an acquisition.

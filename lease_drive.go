@@ -203,14 +203,6 @@ func (p *provider) readOnce(ctx context.Context, t target) (*daytona.Sandbox, er
 	return p.looking(t).Get(ctx, id)
 }
 
-// readOwned reads a lease's sandbox. It takes no longer than Config.Timeout: the call that it is for may have no deadline, and
-// a provider that limits the rate may wish for hours.
-func (p *provider) readOwned(ctx context.Context, op string, ref LeaseRef) (*daytona.Sandbox, error) {
-	ctx, cancel := context.WithTimeout(ctx, p.cfg.Timeout)
-	defer cancel()
-	return p.read(ctx, op, ref.target())
-}
-
 // absent says what the API's own not-found means for the target. The API masks what our credential may not see as
 // not-found, so it is proof only if the API attests, after it, that our credential is good and of the sandbox's account.
 func (p *provider) absent(ctx context.Context, op string, t target) *Error {

@@ -503,3 +503,41 @@ func TestExpiredLease(t *testing.T) {
 		}
 	})
 }
+
+// TestALeaseOfWhatIsGoneIsForgotten: whatever use finds that out, the provider does not keep the Lease for its own life.
+func TestALeaseOfWhatIsGoneIsForgotten(t *testing.T) {
+	for name, use := range map[string]func(context.Context, *Lease) error{
+		"command": func(ctx context.Context, l *Lease) error {
+			_, err := l.Executor().Run(ctx, Command{Script: "true"})
+			return err
+		},
+		"endpoint":   func(ctx context.Context, l *Lease) error { _, err := l.Endpoint(ctx, 80); return err },
+		"ssh revoke": func(ctx context.Context, l *Lease) error { return l.RevokeSSH(ctx) },
+		"capture": func(ctx context.Context, l *Lease) error {
+			s := &Snapshots{l.p}
+			_, err := s.Capture(ctx, l, s.Plan("gone"))
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, Config{})
+				ref := w.acquired(t).Ref()
+				other := w.another(t, Config{})
+				l, err := other.Bind(ref)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := w.Destroy(t.Context(), ref); err != nil {
+					t.Fatal(err)
+				}
+				for range 2 { // the Lease says so each time
+					wantError(t, use(t.Context(), l), KindGone)
+				}
+				if len(other.leases) > 0 {
+					t.Errorf("the provider keeps %d leases, want none", len(other.leases))
+				}
+			})
+		})
+	}
+}

@@ -246,12 +246,10 @@ func (s *Snapshots) Capture(ctx context.Context, l *Lease, ref SnapshotRef) (_ S
 			return ref, failed(op, err)
 		}
 	}
-	sb, err := s.p.readOwned(ctx, op, l.ref)
+	sb, err := l.read(ctx, op)
 	if err != nil {
-		l.disclaim(ctx, failed(op, err))
 		return ref, inPhase(PhaseLookup, err)
 	}
-	l.proved()
 	switch sb.State {
 	case daytona.StateStarted, daytona.StateStopped, daytona.StateSnapshotting:
 	default:
@@ -260,7 +258,7 @@ func (s *Snapshots) Capture(ctx context.Context, l *Lease, ref SnapshotRef) (_ S
 	create := func(ctx context.Context) error { return l.client.Capture(ctx, l.ref.Sandbox, ref.Name) }
 	// The snapshot is not seen before the sandbox is released from it, which takes as long as it has files.
 	visible := func() (bool, error) {
-		sb, err := s.p.readOwned(ctx, op, l.ref)
+		sb, err := l.read(ctx, op)
 		return err == nil && sb.State != daytona.StateSnapshotting, err
 	}
 	if _, err = s.createAnd(ctx, op, &ref, create, visible); err == nil {

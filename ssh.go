@@ -105,7 +105,7 @@ func (l *Lease) revokeSSH(ctx context.Context, token string) (err error) {
 	ctx, end := l.p.untilClosed(ctx)
 	defer end()
 	if l.resolved() == nil {
-		if _, err := l.p.readOwned(ctx, op, l.ref); err != nil {
+		if _, err := l.read(ctx, op); err != nil {
 			return err
 		}
 	}
