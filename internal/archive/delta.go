@@ -71,14 +71,14 @@ func (l *Load) Compare(ctx context.Context, list io.Reader, opt CompareOptions) 
 	if len(twins) > maxCompared {
 		return failf(ErrLimit, "", "a comparison of more than %d entries", maxCompared)
 	}
-	c := &comparison{ctx: ctx, l: l, opt: opt, twins: twins, stays: map[nameKey]bool{}, r: bufio.NewReaderSize(list, chunkSize)}
+	c := &comparison{ctx: ctx, l: l, opt: opt, twins: twins, goes: map[nameKey]bool{}, r: bufio.NewReaderSize(list, chunkSize)}
 	if err := c.entries(); err != nil {
 		return err
 	}
 	if err := c.digests(); err != nil {
 		return err
 	}
-	c.dirs = slices.DeleteFunc(c.dirs, func(name string) bool { return c.stays[keyOf(name)] })
+	c.dirs = slices.DeleteFunc(c.dirs, func(name string) bool { return !c.goes[keyOf(name)] })
 	l.have, l.gone = twins, c.removal()
 	l.Have, l.Gone = c.had, int64(len(c.files)+len(c.dirs))
 	l.Total.Entries -= c.had.Entries
@@ -104,7 +104,7 @@ type comparison struct {
 	had   Summary
 	files []string         // to be removed
 	dirs  []string         // too, if they are empty then, parents first
-	stays map[nameKey]bool // directories that hold something that is not to be removed
+	goes  map[nameKey]bool // those of dirs that hold nothing that is not to be removed
 	named int              // bytes of the names of both
 	count int
 }
@@ -177,8 +177,9 @@ func (c *comparison) entry(name string, mode uint16, size, at int64) error {
 	switch {
 	case !ok && c.opt.Remove:
 		if c.kept(name, isDir) {
-			for dir, _ := split(name); dir != "" && !c.stays[keyOf(dir)]; dir, _ = split(dir) {
-				c.stays[keyOf(dir)] = true
+			// Those that lead to it were listed before: where one is not to be removed, none above it is.
+			for dir, _ := split(name); c.goes[keyOf(dir)]; dir, _ = split(dir) {
+				delete(c.goes, keyOf(dir))
 			}
 		} else {
 			if c.named += len(name); c.named > maxRemoved {
@@ -186,6 +187,7 @@ func (c *comparison) entry(name string, mode uint16, size, at int64) error {
 			}
 			if isDir {
 				c.dirs = append(c.dirs, name)
+				c.goes[key] = true
 			} else {
 				c.files = append(c.files, name)
 			}
@@ -215,7 +217,7 @@ func (c *comparison) kept(name string, isDir bool) bool {
 	if c.l.opt.Reserved == nil {
 		return false
 	}
-	for ; name != "."; name = path.Dir(name) {
+	for ; name != ""; name, _ = split(name) {
 		if c.l.opt.Reserved(name) {
 			return true
 		}

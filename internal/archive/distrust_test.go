@@ -6,6 +6,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -166,6 +167,28 @@ func TestF3ListsWithoutEnd(t *testing.T) {
 				t.Errorf("%d bytes of names are to be removed", len(load.gone))
 			}
 		})
+	}
+}
+
+// What stays leads to nothing that is held, but for the directories that would be removed without it.
+func TestF3ListsOfWhatStaysAreNotHeld(t *testing.T) {
+	var before, during heap
+	before.Write(nil)
+	r, w := io.Pipe()
+	go func() {
+		for i := range 30 {
+			fmt.Fprintf(w, "81a4 1 1 ./%d%s/%sx//\n", i, strings.Repeat("/a", 10_000), StagePrefix)
+		}
+		during.Write(nil)
+		_, err := io.WriteString(w, "0 0 0 =//\n0 0 0 =//\n")
+		w.CloseWithError(err)
+	}()
+	load := loadTree(t, t.TempDir(), WriteOptions{Reserved: Reserved("")})
+	if err := load.Compare(t.Context(), r, CompareOptions{Remove: true}); err != nil {
+		t.Fatal(err)
+	}
+	if used := int64(during.most) - int64(before.most); used > 3<<20 {
+		t.Errorf("%d bytes were held, want at most 3 MiB", used)
 	}
 }
 
