@@ -39,14 +39,7 @@ func (b backend) open(dir string, log *slog.Logger) (leasehold.Provider, *leaseh
 		OnEscalate: func(record leasehold.Record) {
 			log.Error("a sandbox cannot be given back", "name", record.Envelope.Name, "failures", record.Failures)
 		},
-		// A lease that a tenant can still see is the tenant's to give back. One that was acquired and never written down,
-		// because this process was killed between the two, is deleted.
-		OnOrphan: func(_ context.Context, record leasehold.Record) leasehold.Disposition {
-			if known(dir, record.Envelope.Attempt) {
-				return leasehold.OrphanKeep
-			}
-			return record.Orphan
-		},
+		OnOrphan: func(_ context.Context, record leasehold.Record) leasehold.Disposition { return orphaned(dir, record) },
 	})
 	if err != nil {
 		_ = provider.Close(context.Background())

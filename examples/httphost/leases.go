@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -116,7 +117,7 @@ func (s *service) resumeLease(w http.ResponseWriter, r *http.Request, t *tenant)
 
 // resume starts a lease's sandbox if need be, and goes on with the commands that nobody observes.
 func (s *service) resume(ctx context.Context, l *lease) error {
-	if err := l.begin(leaseResuming); err != nil {
+	if err := l.begin(leaseResuming, ""); err != nil {
 		return err
 	}
 	resumed, err := s.provider.Resume(ctx, l.ref())
@@ -132,7 +133,7 @@ func (s *service) resume(ctx context.Context, l *lease) error {
 }
 
 // goOn resumes, in the background, what an earlier process had in use. Until then it is not this process's, and after
-// the list's claim time it would be anybody's.
+// the list's claim time it would be anybody's. What that process was to give back is given back: never started again.
 func (s *service) goOn() {
 	turns := newSlots(atOnce)
 	s.leases.each(func(l *lease) {
@@ -145,6 +146,12 @@ func (s *service) goOn() {
 		s.background.Go(func() {
 			turns <- struct{}{}
 			defer turns.free()
+			if how := l.ending(); how != "" {
+				if _, err := s.giveBack(s.requests, l, how); err != nil && !errors.Is(err, leasehold.ErrGone) {
+					s.log.Warn("a lease of an earlier process was not given back: the sweeper goes on with it", "lease", l.id(), "err", err)
+				}
+				return
+			}
 			if err := s.resume(s.requests, l); err != nil {
 				s.log.Warn("a lease of an earlier process was not resumed", "lease", l.id(), "err", err)
 			}
@@ -161,35 +168,39 @@ func (s *service) releaseLease(w http.ResponseWriter, r *http.Request, t *tenant
 	if err := s.decode(w, r, &request); err != nil {
 		return err
 	}
-	return s.end(w, r, t, func(ctx context.Context, ref leasehold.LeaseRef) (leasehold.Receipt, error) {
-		return s.provider.Release(ctx, ref, leasehold.ReleaseOptions{Retain: request.Keep})
-	})
+	if request.Keep {
+		return s.end(w, r, t, leasehold.OrphanRetain)
+	}
+	return s.end(w, r, t, leasehold.OrphanDestroy)
 }
 
 func (s *service) destroyLease(w http.ResponseWriter, r *http.Request, t *tenant) error {
-	return s.end(w, r, t, s.provider.Destroy)
+	return s.end(w, r, t, leasehold.OrphanDestroy)
 }
 
-type ending func(context.Context, leasehold.LeaseRef) (leasehold.Receipt, error)
-
 // end gives a lease back, and answers with the receipt: what a fresh read showed, not what was asked for.
-func (s *service) end(w http.ResponseWriter, r *http.Request, t *tenant, by ending) error {
+func (s *service) end(w http.ResponseWriter, r *http.Request, t *tenant, how leasehold.Disposition) error {
 	l, err := s.leases.of(t, r.PathValue("lease"))
 	if err != nil {
 		return err
 	}
-	receipt, err := s.giveBack(context.WithoutCancel(r.Context()), l, by) // a client that goes away has asked for it
+	receipt, err := s.giveBack(context.WithoutCancel(r.Context()), l, how) // a client that goes away has asked for it
 	if err != nil {
 		return err
 	}
 	return writeJSON(w, http.StatusOK, receipt)
 }
 
-func (s *service) giveBack(ctx context.Context, l *lease, by ending) (leasehold.Receipt, error) {
-	if err := l.begin(leaseEnding); err != nil {
+// giveBack destroys a lease, or with OrphanRetain stops and keeps its sandbox.
+func (s *service) giveBack(ctx context.Context, l *lease, how leasehold.Disposition) (receipt leasehold.Receipt, err error) {
+	if err := l.begin(leaseEnding, how); err != nil {
 		return leasehold.Receipt{}, err
 	}
-	receipt, err := by(ctx, l.ref())
+	if how == leasehold.OrphanRetain {
+		receipt, err = s.provider.Release(ctx, l.ref(), leasehold.ReleaseOptions{Retain: true})
+	} else {
+		receipt, err = s.provider.Destroy(ctx, l.ref())
+	}
 	if err != nil && !errors.Is(err, leasehold.ErrGone) {
 		return receipt, errors.Join(err, l.set(leaseUnverified, problemOf(err).Detail))
 	}
@@ -201,7 +212,7 @@ func (s *service) giveBack(ctx context.Context, l *lease, by ending) (leasehold.
 	return receipt, errors.Join(err, s.leases.remove(l))
 }
 
-// giveBackAll destroys every lease but those that were kept.
+// giveBackAll destroys every lease but those that were kept, or are to be.
 func (s *service) giveBackAll(ctx context.Context) error {
 	var (
 		group  sync.WaitGroup
@@ -216,7 +227,7 @@ func (s *service) giveBackAll(ctx context.Context) error {
 		group.Go(func() {
 			turns <- struct{}{}
 			defer turns.free()
-			if _, err := s.giveBack(ctx, l, s.provider.Destroy); err != nil && !errors.Is(err, leasehold.ErrGone) {
+			if _, err := s.giveBack(ctx, l, cmp.Or(l.ending(), leasehold.OrphanDestroy)); err != nil && !errors.Is(err, leasehold.ErrGone) {
 				mu.Lock()
 				defer mu.Unlock()
 				failed = append(failed, err)

@@ -48,14 +48,25 @@ type leaseRecord struct {
 	Ref    leasehold.LeaseRef `json:"ref"`
 	State  leaseState         `json:"state"`
 	Detail string             `json:"detail,omitempty"`
+	// Ending is how the lease is to be given back, from when that was asked for until it is done: destroy, or retain. A lease
+	// that has it is finished, by whoever comes next, and not resumed unless its tenant asks for that.
+	Ending leasehold.Disposition `json:"ending,omitempty"`
 }
 
 func leaseFile(dir, id string) string { return filepath.Join(dir, "leases", id, "lease.json") }
 
-// known reports whether a lease is in the registry of a directory.
-func known(dir, id string) bool {
-	_, err := os.Stat(leaseFile(dir, id))
-	return err == nil
+// orphaned says what is to be done with the sandbox of a record of the list that no living process holds. A lease that a
+// tenant can still see is the tenant's to give back, and one that the tenant did give back is given back so. One that was
+// acquired and never written down, because this process was killed between the two, is deleted.
+func orphaned(dir string, record leasehold.Record) leasehold.Disposition {
+	var known leaseRecord
+	switch err := readFile(leaseFile(dir, record.Envelope.Attempt), &known); {
+	case errors.Is(err, fs.ErrNotExist):
+		return record.Orphan
+	case err != nil || known.Ending == "":
+		return leasehold.OrphanKeep
+	}
+	return known.Ending
 }
 
 // load reads the leases of earlier processes.
@@ -82,7 +93,7 @@ func (g *registry) load(dir string, output int64) error {
 		if err != nil {
 			return err
 		}
-		if l.record.State == leaseEnding { // the sweeper goes on with that
+		if l.record.State == leaseEnding { // goOn goes on with that
 			l.record.State, l.record.Detail = leaseUnverified, "the service ended while it was given back"
 		}
 		if err := l.loadCommands(output); err != nil {
@@ -171,6 +182,13 @@ func (l *lease) ref() leasehold.LeaseRef {
 	return l.record.Ref
 }
 
+// ending returns how the lease is to be given back, or nothing.
+func (l *lease) ending() leasehold.Disposition {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.record.Ending
+}
+
 func (l *lease) state() leaseState {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -180,15 +198,15 @@ func (l *lease) state() leaseState {
 // save writes the record. l.mu is held, or nobody else has the lease yet.
 func (l *lease) save() error { return writeFile(filepath.Join(l.dir, "lease.json"), l.record) }
 
-// begin begins a change, if none is under way.
-func (l *lease) begin(state leaseState) error {
+// begin begins a change, if none is under way. ending is how the lease is to be given back by it, if it is.
+func (l *lease) begin(state leaseState, ending leasehold.Disposition) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.record.State == leaseResuming || l.record.State == leaseEnding {
 		return refusal(http.StatusConflict, "the lease is "+string(l.record.State))
 	}
 	before := l.record
-	l.record.State, l.record.Detail = state, ""
+	l.record.State, l.record.Detail, l.record.Ending = state, "", ending
 	err := l.save()
 	if err != nil {
 		l.record = before
@@ -196,11 +214,14 @@ func (l *lease) begin(state leaseState) error {
 	return err
 }
 
-// set ends a change.
+// set ends a change. One that failed is still to be done, if it was to give the lease back.
 func (l *lease) set(state leaseState, detail string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.record.State, l.record.Detail = state, detail
+	if state != leaseUnverified {
+		l.record.Ending = ""
+	}
 	return l.save()
 }
 
