@@ -124,7 +124,7 @@ func (e eventStream) copy(log *logReader, size int64) error {
 	for {
 		f, err := log.next(size)
 		switch {
-		case err == io.EOF:
+		case err == io.EOF || err == io.ErrUnexpectedEOF: // a part of a frame is all that a full disk took of it
 			return e.send("") // answers who asked for a command that says nothing yet
 		case err != nil:
 			return err

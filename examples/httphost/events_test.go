@@ -72,6 +72,31 @@ func TestEventsGoOnAfterACut(t *testing.T) {
 	}
 }
 
+// TestEventsEndBehindAPartOfAFrame: the disk took no more than that of the last output, and the rest is told all the same.
+func TestEventsEndBehindAPartOfAFrame(t *testing.T) {
+	t.Parallel()
+	h := startHost(t, nil)
+	c := h.client(t)
+	lease := c.acquire()
+	for _, part := range [][]byte{{streamOut, 0, 0}, {streamErr, 0, 0, 0, 9, 'x'}} {
+		command := c.start(lease, "echo whole; exit 3")
+		c.follow(command, "", nil)
+		f, err := os.OpenFile(outputFile(filepath.Join(h.dir, strings.TrimPrefix(command, "/v1/"))), os.O_WRONLY|os.O_APPEND, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.Write(part); err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if got := c.follow(command, "", nil); got.stdout != "whole\n" || got.last != "6-0-end" || *got.end.Result.ExitCode != 3 {
+			t.Errorf("behind it came %q, and the end %s with %+v, want the whole output and exit 3", got.stdout, got.last, got.end.Result)
+		}
+	}
+}
+
 func TestACommandStartsOnceForEachID(t *testing.T) {
 	t.Parallel()
 	h := startHost(t, nil)

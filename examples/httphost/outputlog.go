@@ -66,6 +66,7 @@ func (l *outputLog) append(stream byte, p []byte) error {
 		n := min(len(p), maxFrame)
 		frame := append(binary.BigEndian.AppendUint32([]byte{stream}, uint32(n)), p[:n]...)
 		if _, err := l.file.WriteAt(frame, l.size); err != nil {
+			_ = l.file.Truncate(l.size) // a full disk took a part of it
 			return err
 		}
 		l.size += int64(len(frame))
