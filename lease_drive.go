@@ -234,8 +234,8 @@ func (p *provider) absent(ctx context.Context, op string, t target) *Error {
 // the fact. A sandbox that is kept has its SSH accesses revoked, once it is at rest: they would open it again when it
 // runs again, and nobody but their openers knows of them. It ends with [KindGone] when the sandbox is proved lost, with
 // [KindTimeout] when ctx ends first, and with the last error when the provider gave no useful answer for
-// Config.CallTimeout: that is an outage, which the caller had better know of. It returns whether the provider was asked for any step; if so, Error.Dispatched says that, and not whether
-// the read was sent that failed.
+// Config.CallTimeout: that is an outage, which the caller had better know of. It returns whether the provider was asked
+// for any step; if so, Error.Dispatched says that, and not whether the read was sent that failed.
 func (p *provider) drive(ctx context.Context, op string, t target, g goal) (_ *daytona.Sandbox, sent Dispatch, _ error) {
 	sent = DispatchedNo
 	var (
@@ -245,8 +245,8 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (_ *d
 		losses   int // consecutive reads that said the container is lost
 		last     *daytona.Sandbox
 		heard    = time.Now() // when the provider was last known to answer
+		action   step         // what it is asked for in this round
 	)
-	var action step
 	fail := func(err *Error) *Error {
 		e := outOfTime(ctx, failed(op, afterwards(sent, err)), last)
 		if action == stepRevoke {

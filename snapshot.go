@@ -114,8 +114,9 @@ type BuildRequest struct {
 	Region     string    // empty: Config.Target, else the organisation's default
 
 	// Logs gets the log of a build as it is written, each byte once, and to its end where the provider still has it and sends
-	// the rest within [Config.CallTimeout]. It is not closed. Its error ends the call, and not the build. Nil: nobody reads
-	// the log. A log that cannot be read is no failure.
+	// the rest within [Config.CallTimeout]. It is not closed. Its error ends the call, and not the build. One that waits does
+	// not hold up the end of the call by more than a second: that write may return after it, and is the last. Nil: nobody
+	// reads the log. A log that cannot be read is no failure.
 	Logs io.Writer
 	// Timeout bounds the call. Zero: [DefaultBuildTimeout]. At most 24 hours.
 	Timeout time.Duration

@@ -390,6 +390,63 @@ func TestTheEndOfALogIsNotThatOfTheBuild(t *testing.T) {
 	})
 }
 
+// stuckLog takes nothing until it is closed. It tells of each write.
+type stuckLog struct{ writes, closed chan struct{} }
+
+func (l stuckLog) Write([]byte) (int, error) {
+	l.writes <- struct{}{}
+	<-l.closed
+	return 0, io.ErrClosedPipe
+}
+
+// A log that is not taken holds up neither the end of the call nor that of the provider.
+func TestAStuckLogDoesNotHoldUpABuild(t *testing.T) {
+	ended, end := context.WithCancel(t.Context())
+	end()
+	for name, tc := range map[string]struct {
+		build time.Duration
+		end   func(r *rig, cancel context.CancelFunc)
+		limit time.Duration
+		want  Kind // empty: the snapshot is ready
+	}{
+		"canceled":        {time.Minute, func(_ *rig, cancel context.CancelFunc) { cancel() }, 0, KindCanceled},
+		"out of time":     {time.Minute, nil, 3 * time.Minute, KindTimeout},
+		"provider closed": {time.Minute, func(r *rig, _ context.CancelFunc) { r.Close(ended) }, 0, KindClosed},
+		"built":           {time.Second, nil, time.Minute, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, emulator.Options{Timing: emulator.Timing{Build: tc.build}}, func(t *testing.T, r *rig, s *Snapshots) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				log := stuckLog{make(chan struct{}, 9), make(chan struct{})}
+				built := make(chan error, 1)
+				begun := time.Now()
+				go func() {
+					_, err := s.Build(ctx, s.Plan("x"), BuildRequest{Dockerfile: smallDockerfile, Logs: log, Timeout: tc.limit})
+					built <- err
+				}()
+				<-log.writes
+				if tc.end != nil {
+					tc.end(r, cancel)
+				}
+				if err := <-built; tc.want != "" {
+					wantError(t, err, tc.want)
+				} else if err != nil {
+					t.Errorf("Build() = %v", err)
+				}
+				if took := time.Since(begun); took > 4*time.Minute { // each step of the build takes one
+					t.Errorf("it took %v", took)
+				}
+				close(log.closed)
+				synctest.Wait()
+				if len(log.writes) > 0 {
+					t.Error("there was another write after the end of the call")
+				}
+			})
+		})
+	}
+}
+
 func TestTheEndOfABuildsCallIsNotThatOfTheBuild(t *testing.T) {
 	inBubble(t, emulator.Options{Timing: emulator.Timing{Build: time.Minute}}, func(t *testing.T, r *rig, s *Snapshots) {
 		ref, err := s.Build(t.Context(), s.Plan("x"), BuildRequest{Dockerfile: smallDockerfile, Logs: brokenLog{}})
