@@ -62,7 +62,8 @@ type Command struct {
 	// [DefaultCaptureLimit]. Negative: none.
 	CaptureLimit int64
 	// Timeout is the command's lifetime, from its dispatch on, whatever happens to the connection. When it is over the
-	// command is stopped and Run fails with [ErrTimeout]. Zero: none,
+	// command is stopped and Run fails with [ErrTimeout]. What a command has written that has ended in time is delivered after
+	// that, too, as long as the context lasts. Zero: none,
 	// but two minutes for Args that are git push, fetch, pull, ls-remote, clone, remote update or submodule update: a
 	// stalled remote would never end.
 	Timeout time.Duration
@@ -136,7 +137,7 @@ type Result struct {
 	Complete bool
 	// Dispatched says whether the command was handed to the sandbox. If no, it did not run and never will.
 	Dispatched Dispatch
-	// TimedOut reports that Command.Timeout was over, and StopConfirmed that the command, stopped because of that or of
+	// TimedOut reports that Command.Timeout was over before the command ended, and StopConfirmed that the command, stopped because of that or of
 	// the end of the context, was confirmed to run no more. Daemons that it detached from itself may.
 	TimedOut      bool
 	StopConfirmed bool

@@ -417,7 +417,7 @@ func (b *bubbleBox) looksAtCommand(text string) bool {
 	running := false
 	for _, s := range sessions {
 		s.mu.Lock()
-		if text == script.Look(s.shell.Process.Pid) {
+		if text == script.Look(s.shell.Process.Pid, "") {
 			s.mu.Unlock()
 			return false
 		}
@@ -427,7 +427,7 @@ func (b *bubbleBox) looksAtCommand(text string) bool {
 		}
 		s.mu.Unlock()
 	}
-	return running && strings.HasPrefix(text, script.Look(0)[:20])
+	return running && strings.HasPrefix(text, script.Look(0, "")[:20])
 }
 
 // visible is the part of the log that there is by now, and whether the exit is recorded.

@@ -142,7 +142,8 @@ func (r *journalRun) attach(life context.Context) error {
 	case frame.State == script.StateGone || !frame.Claimed:
 		return &Error{Op: r.op, Kind: KindNotFound, Message: "the sandbox has nothing of the command any more"}
 	}
-	r.followed, r.over = true, frame.Exited || frame.State == script.StateLost
+	r.followed = true
+	r.over.Store(frame.Exited || frame.State == script.StateLost)
 	r.begin(frame, wait)
 	return nil
 }
@@ -299,6 +300,17 @@ func (r *journalRun) stop(ctx context.Context) bool {
 		var remote *daytona.Error
 		if !errors.As(err, &remote) || !failed(r.op, err).Retryable && remote.Reason != daytona.ReasonDecode || pause.wait(ctx, 0) != nil {
 			return false
+		}
+	}
+}
+
+// exited asks for the record.
+func (r *journalRun) exited(ctx context.Context) bool {
+	for pause := (backoff{}); ; {
+		wait := script.Wait{Stdout: script.Done, Stderr: script.Done}
+		frame, err := r.ask(ctx, r.journal.Observe(wait), wait)
+		if err == nil || !failed(r.op, err).Retryable || pause.wait(ctx, 0) != nil {
+			return err == nil && frame.Exited
 		}
 	}
 }

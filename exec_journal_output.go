@@ -48,6 +48,9 @@ func (r *journalRun) size() int64 { return r.out.output.size + r.errs.output.siz
 // take delivers what a frame brought, which was asked for from the offsets of wait, and then what it did not.
 func (r *journalRun) take(ctx context.Context, frame script.Frame, wait script.Wait) error {
 	r.record = frame
+	if frame.Exited {
+		r.over.Store(true)
+	}
 	if frame.Dir != "" {
 		r.dir = frame.Dir
 	}

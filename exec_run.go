@@ -3,6 +3,8 @@ package leasehold
 import (
 	"context"
 	"errors"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/leasehold-go/leasehold/internal/daytona"
@@ -10,7 +12,7 @@ import (
 )
 
 // transport is a way to run one command. An execution calls prepare and dispatch once each, in this order, then observe,
-// settle and report. It may call stop at any time after prepare, while another of them is under way.
+// settle and report. It may call stop and exited at any time after prepare, while another of them is under way.
 type transport interface {
 	// prepare does what must be done before the command's lifetime begins. After an error nothing else is called.
 	prepare(ctx context.Context) error
@@ -22,6 +24,9 @@ type transport interface {
 	observe(life, ctx context.Context) error
 	// stop ends the command, however far it has come, and reports whether it is confirmed that nothing of it runs.
 	stop(ctx context.Context) bool
+	// exited asks the sandbox whether the command has ended, which an observation that a writer keeps waiting learns later. What
+	// is not known is no.
+	exited(ctx context.Context) bool
 	// settle gives back what the transport holds. Its error is about a command that was observed to its end.
 	settle() error
 	// report adds what is known to the result.
@@ -32,6 +37,9 @@ type transport interface {
 
 // errNoJournal is a dispatch that provably started nothing, for lack of room.
 var errNoJournal = errors.New("there is no room for a journal")
+
+// overTime bounds the look whether a command whose time is over has ended.
+const overTime = 2 * time.Second
 
 // errLifetime is the cause of a context that ended because Command.Timeout was over.
 var errLifetime = errors.New("the command's timeout was over")
@@ -63,7 +71,7 @@ type execution struct {
 	halted   chan struct{} // closed when a stop was tried; nil: nobody waits for that
 	ref      *CommandRef   // the command was dispatched before, and output is delivered
 	from     Offsets       // from here on
-	over     bool          // the exit was recorded by then
+	over     atomic.Bool   // the exit was seen: the command's time is of no interest any more
 
 	box       *daytona.Toolbox
 	transport transport
@@ -135,6 +143,8 @@ func (x *execution) run(ctx context.Context) error {
 
 // attempt runs the command on one transport.
 func (x *execution) attempt(ctx context.Context, t transport) error {
+	var lifetime sync.WaitGroup
+	defer lifetime.Wait()
 	ctx, x.abort = context.WithCancelCause(ctx)
 	defer x.abort(nil)
 	abort := x.abort // of this attempt
@@ -149,11 +159,10 @@ func (x *execution) attempt(ctx context.Context, t transport) error {
 	// a writer keeps the observation waiting.
 	x.began = time.Now()
 	defer func() { x.duration = time.Since(x.began) }()
-	life, endLife := ctx, context.CancelFunc(func() {})
+	life := ctx
 	if x.cmd.Timeout > 0 {
-		life, endLife = context.WithTimeoutCause(ctx, x.cmd.Timeout, errLifetime)
+		lifetime.Go(func() { x.expire(life, abort, x.cmd.Timeout) })
 	}
-	defer endLife()
 	watch, endWatch := context.WithCancel(context.WithoutCancel(ctx))
 	defer endWatch()
 	settled := make(chan struct{})
@@ -179,8 +188,8 @@ func (x *execution) attempt(ctx context.Context, t transport) error {
 	}()
 	err := t.dispatch(life)
 	if err == nil {
-		if x.ref != nil && !x.ref.Deadline.IsZero() && !x.over {
-			defer time.AfterFunc(time.Until(x.ref.Deadline), func() { abort(errLifetime) }).Stop()
+		if x.ref != nil && !x.ref.Deadline.IsZero() {
+			lifetime.Go(func() { x.expire(life, abort, time.Until(x.ref.Deadline)) })
 		}
 		if x.running != nil {
 			close(x.running)
@@ -194,6 +203,19 @@ func (x *execution) attempt(ctx context.Context, t transport) error {
 		x.stop(watch) // nobody will learn what becomes of it
 	}
 	return x.verdict(life, err)
+}
+
+// expire ends the life of a command once its time is over, unless the command has ended by then: what it has written is still to be
+// delivered, however long that takes.
+func (x *execution) expire(life context.Context, abort context.CancelCauseFunc, after time.Duration) {
+	if sleep(life, after) != nil || x.over.Load() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(life, overTime)
+	defer cancel()
+	if !x.transport.exited(ctx) && !x.over.Load() {
+		abort(errLifetime)
+	}
 }
 
 // letGo ends the accounting of the command. One whose end is not proved is left to go on; what an ended one has left

@@ -215,15 +215,15 @@ func (r *sessionRun) attach(life context.Context) error {
 	case err != nil:
 		return r.l.observe(r.op, err)
 	}
-	r.over = r.recorded != nil
-	if deadline := r.ref.Deadline; !r.over && !deadline.IsZero() && time.Until(deadline) <= 0 {
+	if deadline := r.ref.Deadline; r.recorded == nil && !deadline.IsZero() && time.Until(deadline) <= 0 {
 		// The daemon records an exit once nobody holds the output any more, and the log has told of it by then.
 		ctx, cancel := context.WithTimeout(life, r.l.p.cfg.CallTimeout)
 		defer cancel()
 		log, err := r.peruse(ctx, r.session.id, r.command, (*stream.Log).Complete)
-		if r.over = log.Complete(); err != nil && !r.over {
+		if err != nil && !log.Complete() {
 			return r.l.observe(r.op, err) // nothing is taken over, and so nothing is ended
 		}
+		r.over.Store(log.Complete())
 	}
 	r.dispatched = DispatchedYes
 	return nil
@@ -322,6 +322,31 @@ func (r *sessionRun) stop(ctx context.Context) bool {
 	}
 	return r.l.sessions.delete(ctx, r.box, id) && known
 }
+
+// exited looks at the command's process: the daemon records an exit only once nobody holds the output any more. If the log has
+// not told the process yet, a recorded exit that may not be the wrapper's own is known to be the command's.
+func (r *sessionRun) exited(ctx context.Context) bool {
+	r.mu.Lock()
+	process, session, command := r.process, r.session.id, r.command
+	r.mu.Unlock()
+	for pause := (backoff{}); command != ""; {
+		var said string
+		var c daytona.SessionCommand
+		var err error
+		if process.ID != 0 {
+			said, err = r.lookAt(ctx, process)
+		} else {
+			c, err = r.box.Command(ctx, session, command)
+		}
+		if err == nil || !failed(r.op, err).Retryable || pause.wait(ctx, 0) != nil {
+			return said == script.LookGone || exitOf(c.ExitCode)
+		}
+	}
+	return false
+}
+
+// exitOf reports that a code which the daemon recorded is that of a command which ran, as far as that tells.
+func exitOf(recorded *int) bool { return recorded != nil && *recorded != script.RefusedStatus }
 
 // findProcess returns the command's process, if there is one, and whether that is known. It does not wait for the
 // observation, which a writer may keep waiting.
@@ -450,7 +475,7 @@ func (r *sessionRun) report(result *Result) {
 	switch {
 	case known && r.log.Started():
 		result.Exited, result.ExitCode = true, code
-	case r.recorded != nil && *r.recorded != script.RefusedStatus && !r.log.NoDirectory() && !known:
+	case exitOf(r.recorded) && !r.log.NoDirectory() && !known:
 		// Without the wrapper's marks a refused dispatch could be taken for the command, but for its status.
 		result.Exited, result.ExitCode = true, *r.recorded
 	}

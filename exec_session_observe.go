@@ -203,9 +203,12 @@ func (r *sessionRun) take(read *stream.Read, p []byte) error {
 	return err
 }
 
-// meet notes the command's process, once the log has told it: before the output that came with it, which a writer may keep
-// waiting, is delivered.
+// meet notes the command's process and its exit, once the log has told them: before the output that came with them, which a
+// writer may keep waiting, is delivered.
 func (r *sessionRun) meet() {
+	if _, known := r.log.Exit(); known {
+		r.over.Store(true)
+	}
 	process := r.log.Process()
 	if process.ID == 0 {
 		return
@@ -268,6 +271,9 @@ func (r *sessionRun) status(ctx context.Context, limit time.Duration) error {
 	}
 	if err == nil && c.ExitCode != nil {
 		r.recorded = c.ExitCode
+		if exitOf(c.ExitCode) { // else the dispatch may be refused, and another delivery of it run
+			r.over.Store(true)
+		}
 	}
 	return err
 }
@@ -380,11 +386,9 @@ func (r *sessionRun) silent(ctx context.Context, look *shellLook) error {
 	was, before := look.quiet, look.offset
 	look.offset = r.log.Offset()
 	look.quiet = !r.log.Accepted()
-	if process := r.log.Process().ID; process != 0 {
-		ctx, cancel := context.WithTimeout(ctx, resolveCall)
-		defer cancel()
-		reply, err := r.box.Execute(ctx, script.Look(process), 0)
-		look.quiet = err == nil && strings.TrimSpace(reply.Output) == script.LookGone
+	if process := r.log.Process(); process.ID != 0 {
+		said, err := r.lookAt(ctx, process)
+		look.quiet = err == nil && said == script.LookGone
 	}
 	if !was || !look.quiet || look.offset != before {
 		return nil
@@ -395,6 +399,14 @@ func (r *sessionRun) silent(ctx context.Context, look *shellLook) error {
 		}
 	}
 	return &Error{Op: r.op, Kind: KindUncertain, Message: "the session's log does not tell how the command ended"}
+}
+
+// lookAt looks what became of a process.
+func (r *sessionRun) lookAt(ctx context.Context, process stream.Process) (said string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, resolveCall)
+	defer cancel()
+	reply, err := r.box.Execute(ctx, script.Look(process.ID, process.Start), 0)
+	return strings.TrimSpace(reply.Output), err
 }
 
 // shellDead looks whether the session's shell is dead, or was stopped from one look to the next: a command may do that, and
@@ -412,11 +424,10 @@ func (r *sessionRun) shellDead(ctx context.Context, look *shellLook) bool {
 	if r.log.Shell() == 0 {
 		return false
 	}
-	reply, err := r.box.Execute(ctx, script.Look(r.log.Shell()), 0)
+	said, err := r.lookAt(ctx, stream.Process{ID: r.log.Shell()})
 	if err != nil {
 		return false
 	}
-	said := strings.TrimSpace(reply.Output)
 	was := look.stopped
 	look.stopped = said == script.LookStopped
 	return said == script.LookGone || was && look.stopped

@@ -360,7 +360,7 @@ func TestALookTellsWhetherAShellLives(t *testing.T) {
 	_, l := execRig(t, TransportSession)
 	pid := shellOf(t, l)
 	look := func() string {
-		got, err := l.resolved().Execute(t.Context(), script.Look(pid), 0)
+		got, err := l.resolved().Execute(t.Context(), script.Look(pid, ""), 0)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -529,7 +529,7 @@ func TestE5AnOrphanOfTheGroupIsStoppedToo(t *testing.T) {
 	t.Run("not proved empty", func(t *testing.T) {
 		t.Parallel()
 		r, l := execRig(t, TransportSession)
-		r.server.SetFaults(emulator.Fault{Path: "/toolbox/*/process/execute", Action: emulator.StatusBefore, Status: 403})
+		r.server.SetFaults(emulator.Fault{Path: "/toolbox/*/process/execute", Count: -1, Action: emulator.StatusBefore, Status: 403})
 		got, _ := runFails(t, t.Context(), l, Command{Script: "echo x; sleep 67", Timeout: 500 * time.Millisecond}, KindTimeout, DispatchedYes)
 		if got.StopConfirmed {
 			t.Errorf("got %+v, want no confirmed stop", got)

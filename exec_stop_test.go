@@ -9,7 +9,9 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/leasehold-go/leasehold/internal/emulator"
@@ -73,6 +75,61 @@ func TestE5ACancellationBeginsNothing(t *testing.T) {
 		wantError(t, err, KindCanceled)
 		if _, err := os.Stat(ran); err == nil || got.Exited || got.ExitCode != -1 || !got.StopConfirmed {
 			t.Errorf("got %+v (the command ran: %v), want a confirmed stop of what had not begun", got, err == nil)
+		}
+	})
+}
+
+// TestE5TheTimeoutIsNotTheOutputs has a writer that takes longer than a command may that has ended in time.
+func TestE5TheTimeoutIsNotTheOutputs(t *testing.T) {
+	root := scratchRoot(t)
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		for name, attached := range map[string]bool{"run": false, "attached": true} {
+			dir := filepath.Join(root, string(tr)+name)
+			synctest.Test(t, func(t *testing.T) {
+				b := newBubbleRig(t, dir)
+				child := filepath.Join(dir, "child")
+				cmd := Command{
+					Script:  ": leaseholdcommand; sleep 600 >/dev/null 2>&1 & echo $! >" + child + "; yes | head -c 300000; exit 3",
+					Timeout: time.Minute, Transport: tr, Profiles: ProfilesNone,
+				}
+				var size int64
+				slow := writerFunc(func(p []byte) (int, error) {
+					if size == 0 {
+						time.Sleep(3 * time.Minute) // virtual
+					}
+					size += int64(len(p))
+					return len(p), nil
+				})
+				if cmd.Stdout = slow; attached {
+					cmd.Stdout = nil
+				}
+				p, err := b.lease.Executor().Start(t.Context(), cmd)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if attached {
+					ref := p.Ref()
+					p.Detach()
+					_, _ = p.Wait()
+					b.box.steps = []time.Duration{0, time.Minute / 2} // what runs ends after the attachment
+					if p, err = b.lease.Executor().Attach(t.Context(), ref, Attachment{Stdout: slow}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				got, err := p.Wait()
+				if err != nil || !got.Complete || got.ExitCode != 3 || got.TimedOut || size != 300000 {
+					t.Errorf("Wait() = %+v, %v with %d bytes; want exit 3 and all of the output", got, err, size)
+				}
+				data, err := os.ReadFile(child)
+				if err != nil {
+					t.Fatal(err)
+				}
+				pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+				if err != nil || processEnded(pid) {
+					t.Errorf("what the command left in the background was ended (%v)", err)
+				}
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			})
 		}
 	})
 }

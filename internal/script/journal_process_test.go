@@ -102,7 +102,7 @@ func TestE3AProcessMayHaveAnyName(t *testing.T) {
 		if got := j.run(t, journal("name").Observe(briefly)); got.State != script.StateRunning {
 			t.Errorf("got %+v, want a running command", got)
 		}
-		if got := run(t, shell(t, j.argv, j.home, "-c", script.Look(pid))); got.Stdout != script.LookAlive+"\n" {
+		if got := run(t, shell(t, j.argv, j.home, "-c", script.Look(pid, ""))); got.Stdout != script.LookAlive+"\n" {
 			t.Errorf("the look says %q", got.Stdout)
 		}
 		if got := j.run(t, journal("name").Stop(patient, script.Process{})); got.State != script.StateStopped || got.Exit != 143 {

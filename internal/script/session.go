@@ -225,14 +225,15 @@ const (
 	LookGone    = "gone"
 )
 
-// Look returns a script that tells what became of a process. One that nobody waited for after its end is gone.
-func Look(process int) string {
+// Look returns a script that tells what became of a process. One that nobody waited for after its end is gone. Start is its start
+// time as /proc says it, empty if that is not known.
+func Look(process int, start string) string {
 	return "exec 2>/dev/null\nif [ \"${ZSH_VERSION-}\" ]; then emulate sh; fi\n" + describe + fmt.Sprintf(`if ! [ -r /proc/self/stat ]; then
 if kill -0 %[1]d; then echo alive; else echo gone; fi
-elif describe %[1]d && set -- ${_line##*) } && ! ended "$@"; then
+elif describe %[1]d && set -- ${_line##*) } && ! ended "$@" && case %[2]s in ''|${20}) ;; *) false ;; esac; then
 case $1 in X) echo gone ;; T|t) echo stopped ;; *) echo alive ;; esac
 else echo gone; fi
-`, process)
+`, process, Quote(start))
 }
 
 // Fence returns a dispatch that starts nothing: once it has run, every dispatch with a smaller fence is refused for ever.
