@@ -137,8 +137,8 @@ type Result struct {
 	Complete bool
 	// Dispatched says whether the command was handed to the sandbox. If no, it did not run and never will.
 	Dispatched Dispatch
-	// TimedOut reports that Command.Timeout was over before the command ended, and StopConfirmed that the command, stopped because of that or of
-	// the end of the context, was confirmed to run no more. Daemons that it detached from itself may.
+	// TimedOut reports that Command.Timeout was over before the command had ended, and StopConfirmed that the command, stopped
+	// because of that or of the end of the context, was confirmed to run no more. Daemons that it detached from itself may.
 	TimedOut      bool
 	StopConfirmed bool
 	// Stdout and Stderr are what was captured. The sizes count everything delivered, captured or not.
@@ -182,7 +182,8 @@ func (l *Lease) Executor() *Executor { return &Executor{l: l} }
 //   - [ErrNotRunning], [ErrGone]: the sandbox is not there. With DispatchedYes it was lost under the command, with
 //     DispatchedUnknown perhaps so.
 //   - [ErrIO]: Stdin or a writer failed, and the command was stopped, or not even started.
-//   - [ErrClosed]: the lease was given back, before or meanwhile.
+//   - [ErrClosed]: the lease was given back, before or meanwhile. Or the provider was closed, and then the command was left to
+//     go on, if it had been dispatched: [Executor.Attach], of another provider, goes on with it.
 //   - Others, such as [ErrAuth], [ErrRateLimited], [ErrNotOwned], [ErrUnavailable] and [ErrProtocol], are the provider's
 //     refusals and failures. Only with DispatchedNo is it certain that the command did not run.
 func (x *Executor) Run(ctx context.Context, cmd Command) (_ Result, err error) {
