@@ -227,6 +227,11 @@ func TestE3AnExitWithoutTheWholeOutputSaysSo(t *testing.T) {
 	if !errors.Is(err, ErrUncertain) || !got.Exited || got.ExitCode != 9 || got.Complete {
 		t.Errorf("Run() = %+v, %v; want exit 9, incomplete, and uncertain", got, err)
 	}
+	// What the wrapper itself ended with is no exit of the command.
+	got, err = l.Executor().Run(t.Context(), Command{Script: "exit 9", Dir: "none"}.on(l))
+	if !errors.Is(err, ErrUncertain) || got.Exited || got.ExitCode != -1 || got.Complete {
+		t.Errorf("Run() = %+v, %v; want no exit, incomplete, and uncertain", got, err)
+	}
 	r.wantHits(t)
 }
 

@@ -476,7 +476,8 @@ func (r *sessionRun) report(result *Result) {
 	case known && r.log.Started():
 		result.Exited, result.ExitCode = true, code
 	case exitOf(r.recorded) && !r.log.NoDirectory() && !known:
-		// Without the wrapper's marks a refused dispatch could be taken for the command, but for its status.
+		// Without the wrapper's marks a refused dispatch, or one that came to nothing, could be taken for the command, but for its
+		// status.
 		result.Exited, result.ExitCode = true, *r.recorded
 	}
 }

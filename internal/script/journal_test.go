@@ -242,7 +242,7 @@ func TestAJournalHoldsWhatTheCommandDid(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				got := j.run(t, journal(strings.ReplaceAll(name, " ", "-")).Start(tt.start))
 				if name == "directory" {
-					if !got.NoDir || got.Started || got.Exit != 125 || got.Stderr.Bytes == "" {
+					if !got.NoDir || got.Started || got.Exit != script.RefusedStatus || got.Stderr.Bytes == "" {
 						t.Errorf("got %+v, want no directory and a reason", got)
 					}
 					return

@@ -207,7 +207,7 @@ func (l Login) say(letter, line string) string {
 func (l Login) enter() string {
 	var b strings.Builder
 	if l.Dir != "" {
-		b.WriteString("command cd -- " + Quote(l.Dir) + " || { " + l.say(markNoDir, "nodir") + "; exit 125; }\n")
+		fmt.Fprintf(&b, "command cd -- %s || { %s; exit %d; }\n", Quote(l.Dir), l.say(markNoDir, "nodir"), RefusedStatus)
 	}
 	b.WriteString(l.say(markStarted, "started"))
 	if l.record {

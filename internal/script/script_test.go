@@ -295,7 +295,7 @@ case $PATH in *:/bin:*:/bin*) echo twice ;; esac`},
 		},
 		"missing directory": {
 			login: script.Login{Dir: "/nowhere", Mark: script.NewMark("0123456789abcdef0123456789abcdef"), Args: []string{"echo", "ran"}},
-			want:  outcome{Stdout: "~lh0123456789abcdef0123456789abcdefd\n", Stderr: "cd", Exit: 125},
+			want:  outcome{Stdout: "~lh0123456789abcdef0123456789abcdefd\n", Stderr: "cd", Exit: script.RefusedStatus},
 		},
 		"mark before the command": {
 			login: script.Login{Mark: script.NewMark("0123456789abcdef0123456789abcdef"), Args: []string{"echo", "ran"}},

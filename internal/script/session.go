@@ -52,7 +52,8 @@ type Session struct {
 // terminal: bash does, dash does not. A shell that still controlled jobs would not wait for the end of one that is stopped.
 const ownGroup = `set -m; "$@" <&4 2>&3 3>&- 4<&- & set +m; exec 3>&- 4<&-; wait $!`
 
-// RefusedStatus is the exit status of a dispatch that was refused. A command may end with it too: only the marks tell.
+// RefusedStatus is the exit status of a dispatch that was refused, and of a command that was not started. A command may end with
+// it too: only the marks tell.
 const RefusedStatus = 255
 
 // Files reports that the command needs files in the sandbox: a FIFO for an input that comes later, or room for a script
@@ -164,7 +165,7 @@ func (s Session) Text() string {
 	b.WriteString(s.Mark.print(markAccepted) + "\n")
 	b.WriteString("printf '%s:%s\\n' " + s.Mark.word(markShell) + " $$\n")
 	b.WriteString(s.Login.shell("_leasehold_sh") + "\n")
-	b.WriteString("_leasehold_rc=125 _leasehold_r=\n") // if a redirection below fails, its group does not run
+	fmt.Fprintf(&b, "_leasehold_rc=%d _leasehold_r=\n", RefusedStatus) // if a redirection below fails, its group does not run
 	argv, carrying := `"$_leasehold_sh" -c `+sourced+` sh "$_leasehold_r"`, ""
 	if len(command) <= maxText {
 		argv, carrying = `"$_leasehold_sh" -c `+carried+` sh "$_leasehold_r"`, carry("_leasehold_c")

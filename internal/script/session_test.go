@@ -225,7 +225,7 @@ func TestWithoutRoomForItsFilesASessionsCommandIsNotStarted(t *testing.T) {
 			t.Fatal(err)
 		}
 		wait()
-		if want := "@a\n@n\n@o\n@o:125\n"; plain(got.String()) != want {
+		if want := "@a\n@n\n@o\n@o:255\n"; plain(got.String()) != want {
 			t.Errorf("got %q, want %q", plain(got.String()), want)
 		}
 	})
