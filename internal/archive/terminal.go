@@ -81,9 +81,9 @@ func markOf(r RemoteExport) string {
 func TerminalEnv(r RemoteExport) map[string]string {
 	mark := markOf(r)
 	tools := "for t in " + terminalTools + `; do command -v $t >/dev/null 2>&1 || { printf '%s missing %s\n' "$1" $t; exit; }; done; ` +
-		`case $(tar --version 2>/dev/null) in *"GNU tar"*) ;; *) printf '%s missing "GNU tar"\n' "$1"; exit ;; esac; ` +
-		`dd iflag=fullblock count=0 </dev/null 2>/dev/null || { printf '%s missing "GNU dd"\n' "$1"; exit; }; ` +
-		`base64 -w 0 </dev/null >/dev/null 2>&1 || { printf '%s missing "GNU base64"\n' "$1"; exit; }; ` +
+		`case $(tar --version 2>/dev/null) in *"GNU tar"*) ;; *) printf '%s missing GNU tar\n' "$1"; exit ;; esac; ` +
+		`dd iflag=fullblock count=0 </dev/null 2>/dev/null || { printf '%s missing GNU dd\n' "$1"; exit; }; ` +
+		`base64 -w 0 </dev/null >/dev/null 2>&1 || { printf '%s missing GNU base64\n' "$1"; exit; }; ` +
 		`printf '%s hello\n' "$1"; ` +
 		`exec bash --noprofile --norc -c 'IFS= read -r -d "" script && eval "$script"'`
 	return script.CarryTerminal("stty raw -echo\nexec sh -c " + script.QuoteAll([]string{tools, "leasehold", mark}) + "\n")
@@ -123,6 +123,17 @@ var errNoise = failf(ErrCorrupt, "", "the terminal prints what nobody asked for"
 type MissingTool string
 
 func (m MissingTool) Error() string { return string(m) + " is missing in the sandbox" }
+
+// missingTool reads what is said in the place of "hello". Any process of the sandbox may say it: only a program that was asked
+// for gets into a message.
+func missingTool(said string) error {
+	for _, tool := range append(strings.Fields(terminalTools), "GNU tar", "GNU dd", "GNU base64") {
+		if said == "missing "+tool {
+			return MissingTool(tool)
+		}
+	}
+	return errNoise
+}
 
 // more asks for the next chunk. All that was read before has been taken.
 func (t *Terminal) more() error {
@@ -206,11 +217,8 @@ func (t *Terminal) begin() error {
 	if err != nil {
 		return err
 	}
-	if tool, missing := strings.CutPrefix(said, "missing "); missing {
-		return MissingTool(strings.Trim(tool, `"`))
-	}
 	if said != "hello" {
-		return errNoise
+		return missingTool(said)
 	}
 	if _, err := io.WriteString(t.rw, t.script()); err != nil {
 		return err

@@ -99,6 +99,8 @@ func TestF2TerminalThatIsDisturbed(t *testing.T) {
 		"cut at the end":    {whole[:len(whole)-70], 0, ErrCorrupt},
 		"cut half way":      {whole[:strings.Index(whole, base64.StdEncoding.EncodeToString([]byte("two")))], 0, ErrCorrupt},
 		"cut before":        {"login: ", 0, ErrCorrupt},
+		"odd tool missing":  {terminalMark + " missing \x1b[31mx\n", 0, ErrCorrupt},
+		"tool that is GNU":  {terminalMark + " missing GNU tar\n", 0, MissingTool("GNU tar")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			term := terminalOf(&duplex{Reader: strings.NewReader(tc.text)}, tc.limit)
