@@ -3,6 +3,7 @@ package leasehold
 import (
 	"context"
 	"errors"
+	"maps"
 )
 
 const envelopeVersion = 1
@@ -51,6 +52,12 @@ func (e CleanupEnvelope) check(op string) error {
 	return p.err(op)
 }
 
+// clone returns a copy that shares nothing.
+func (e CleanupEnvelope) clone() CleanupEnvelope {
+	e.Labels = maps.Clone(e.Labels)
+	return e
+}
+
 func (e CleanupEnvelope) target() target {
 	return target{id: e.Observed, name: e.Name, attempt: e.Attempt, scope: e.Scope, labels: e.Labels, account: e.Account, credential: e.Credential}
 }
@@ -63,13 +70,14 @@ func (p *provider) Inspect(ctx context.Context, envelope CleanupEnvelope) (_ Cle
 	if err := p.checkEnvelope(op, envelope); err != nil {
 		return envelope, err
 	}
-	work, finish, err := p.start(ctx, op, p.about(envelope.target()))
+	own := envelope.clone() // what is known of its sandbox outlives the call, and both envelopes are the caller's
+	work, finish, err := p.start(ctx, op, p.about(own.target()))
 	if err != nil {
 		return envelope, err
 	}
-	found, err := background(ctx, op, envelope.target().label(), func() (CleanupEnvelope, error) {
+	found, err := background(ctx, op, own.target().label(), func() (CleanupEnvelope, error) {
 		defer finish()
-		found := envelope
+		found := own
 		if found.Observed == "" {
 			found.Observed = p.sighting(found.Attempt)
 		}
@@ -85,10 +93,10 @@ func (p *provider) Inspect(ctx context.Context, envelope CleanupEnvelope) (_ Cle
 		}
 		return found, err
 	})
-	if found.Version == 0 { // the caller left before
-		found = envelope
+	if found.Version != 0 { // else the caller left before
+		envelope.Observed, envelope.Account = found.Observed, found.Account
 	}
-	return found, err
+	return envelope, err
 }
 
 // Cleanup implements [Provider].
@@ -102,6 +110,7 @@ func (p *provider) Cleanup(ctx context.Context, envelope CleanupEnvelope) (_ Rec
 	if envelope.Observed == "" {
 		return Receipt{}, &Error{Op: op, Kind: KindUncertain, Sandbox: envelope.Name, Dispatched: DispatchedNo, Message: "no sandbox was observed yet: inspect first, and store what it returns"}
 	}
+	envelope = envelope.clone() // the work may go on without the caller, whose labels they are
 	work, finish, err := p.start(ctx, op, p.about(envelope.target()))
 	if err != nil {
 		return Receipt{}, err

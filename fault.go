@@ -2,6 +2,7 @@ package leasehold
 
 import (
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -77,14 +78,14 @@ type FaultPlan struct {
 
 // NewFaultPlan returns a plan. The seed decides about faults with a probability.
 func NewFaultPlan(seed uint64, faults ...Fault) *FaultPlan {
-	return &FaultPlan{seed: seed, faults: faults}
+	return &FaultPlan{seed: seed, faults: cloneFaults(faults)}
 }
 
 // Set replaces the faults. Counters and the sequence of probabilities begin anew.
 func (p *FaultPlan) Set(faults ...Fault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.faults = faults
+	p.faults = cloneFaults(faults)
 	if p.server != nil {
 		p.server.SetFaults(wireFaults(faults)...)
 	}
@@ -95,7 +96,7 @@ func (p *FaultPlan) State() []FaultState {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	states := make([]FaultState, len(p.faults))
-	for i, f := range p.faults {
+	for i, f := range cloneFaults(p.faults) {
 		states[i].Fault = f
 	}
 	if p.server != nil {
@@ -112,6 +113,15 @@ func (p *FaultPlan) attach(server *emulator.Server) {
 	defer p.mu.Unlock()
 	p.server = server
 	server.SetFaults(wireFaults(p.faults)...)
+}
+
+// cloneFaults returns a copy that shares nothing.
+func cloneFaults(faults []Fault) []Fault {
+	faults = slices.Clone(faults)
+	for i := range faults {
+		faults[i].Header = faults[i].Header.Clone()
+	}
+	return faults
 }
 
 func wireFaults(faults []Fault) []emulator.Fault {

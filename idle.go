@@ -135,6 +135,7 @@ func (p *provider) ProveIdle(ctx context.Context, scopes ...Scope) (_ IdleReport
 	if err != nil {
 		return p.Idle(scopes...), err
 	}
+	scopes = slices.Clone(scopes) // the work may go on without the caller
 	work, cancel := context.WithCancelCause(work)
 	defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })() // it changes nothing that must be finished
 	_, err = background(ctx, op, "", func() (struct{}, error) {

@@ -3,6 +3,7 @@ package leasehold
 import (
 	"context"
 	"errors"
+	"maps"
 	"strings"
 	"sync"
 	"time"
@@ -94,6 +95,7 @@ func (p *provider) acquire(ctx context.Context, op string, request AcquireReques
 	if err := p.checkRequest(op, request); err != nil {
 		return nil, err
 	}
+	request.Labels = maps.Clone(request.Labels) // the work may go on without the caller
 	work, finish, err := p.start(ctx, op, p.aboutScope(request.Scope))
 	if err != nil {
 		return nil, err

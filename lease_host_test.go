@@ -16,6 +16,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+
 	"github.com/leasehold-go/leasehold/internal/emulator"
 )
 
@@ -330,6 +332,121 @@ func TestAcceptedWithoutEffect(t *testing.T) {
 		wantError(t, err, KindTimeout)
 		if got, most := len(w.arrived()), 2*int(w.cfg.Timeout/time.Second)+20; got > most {
 			t.Errorf("%d requests in %v, want at most %d", got, w.cfg.Timeout, most)
+		}
+	})
+}
+
+// TestWhatWasGivenIsTheCallers: once a call has returned, its caller may change the labels it gave, or was given, whatever goes
+// on in the background, and whatever is still known of the sandbox.
+func TestWhatWasGivenIsTheCallers(t *testing.T) {
+	spoil := func(labels map[string]string) {
+		for key := range labels {
+			labels[key] = "changed"
+		}
+		labels["another"] = "one"
+	}
+	for name, tt := range map[string]struct {
+		cfg  Config
+		call func(context.Context, *provider, LeaseRef) error // with the reference's own labels
+		want emulator.State                                   // in the end; empty: gone
+	}{
+		"Release": {Config{Reuse: true}, func(ctx context.Context, p *provider, ref LeaseRef) error {
+			_, err := p.Release(ctx, ref, ReleaseOptions{Retain: true})
+			return err
+		}, emulator.StateStopped},
+		"Destroy": {Config{}, func(ctx context.Context, p *provider, ref LeaseRef) error {
+			_, err := p.Destroy(ctx, ref)
+			return err
+		}, ""},
+		"Resume": {Config{Reuse: true}, func(ctx context.Context, p *provider, ref LeaseRef) error {
+			_, err := p.Resume(ctx, ref)
+			return err
+		}, emulator.StateStarted},
+		"Cleanup": {Config{}, func(ctx context.Context, p *provider, ref LeaseRef) error {
+			envelope := leaseRecord(ref).Envelope
+			envelope.Labels = ref.Labels
+			_, err := p.Cleanup(ctx, envelope)
+			return err
+		}, ""},
+	} {
+		t.Run(name+" goes on", func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, tt.cfg)
+				ref := w.acquired(t).Ref()
+				if tt.want == emulator.StateStarted {
+					w.server.Sandbox(ref.Sandbox).Force(emulator.StateStopped, "", false)
+				}
+				w.server.SetFaults(emulator.Fault{Method: "GET", Path: "/api/sandbox/*", Delay: 2 * time.Second})
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				defer cancel()
+				wantError(t, tt.call(ctx, w.provider, ref), KindTimeout)
+				spoil(ref.Labels)
+				time.Sleep(w.cfg.Timeout)
+				var got emulator.State
+				if left := w.alive(); len(left) > 0 {
+					got = w.server.Sandbox(left[0]).State()
+				}
+				if got != tt.want {
+					t.Errorf("the sandbox is %q in the end, want %q", got, tt.want)
+				}
+				w.wantHits(t)
+			})
+		})
+	}
+	failed := func(call func(context.Context, *world, LeaseRef) error, want ...string) func(t *testing.T) {
+		return func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, Config{})
+				ref := w.acquired(t).Ref()
+				w.server.SetFaults(emulator.Fault{Method: "DELETE", Count: -1, Action: emulator.StatusBefore, Status: 403, Body: structured(403, "Forbidden")})
+				wantError(t, call(t.Context(), w, ref), KindAuth)
+				spoil(ref.Labels)
+				w.server.SetFaults()
+				w.wantProof(t, want...)
+			})
+		}
+	}
+	t.Run("Destroy has failed", failed(func(ctx context.Context, w *world, ref LeaseRef) error {
+		_, err := w.Destroy(ctx, ref)
+		return err
+	}, "allocation acquire?", "cleanup destroy?"))
+	t.Run("Cleanup has failed", failed(func(ctx context.Context, w *world, ref LeaseRef) error {
+		envelope := leaseRecord(ref).Envelope
+		envelope.Labels = ref.Labels
+		_, err := w.Cleanup(ctx, envelope)
+		return err
+	}, "allocation acquire?", "cleanup cleanup?"))
+	t.Run("Inspect has found it", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, Config{})
+			w.server.SetFaults(
+				emulator.Fault{Method: "POST", Path: "/api/sandbox", Action: emulator.DropAfter},
+				emulator.Fault{Method: "GET", Path: "/api/sandbox/*", Count: -1, Action: emulator.StatusBefore, Status: 503},
+			)
+			_, err := w.Acquire(t.Context(), request())
+			e := wantError(t, err, KindUncertain)
+			w.server.SetFaults()
+			found, err := w.Inspect(t.Context(), *e.Cleanup)
+			if err != nil || found.Observed == "" || found.Account == "" {
+				t.Fatalf("Inspect() = %+v, %v, want its id and account", found, err)
+			}
+			spoil(e.Cleanup.Labels)
+			spoil(found.Labels)
+			w.wantProof(t, "allocation inspect?")
+		})
+	})
+	t.Run("a plan of faults", func(t *testing.T) {
+		faults := []Fault{{Path: "/api/**", Header: http.Header{"A": {"a"}}}}
+		want := []FaultState{{Fault: Fault{Path: "/api/**", Header: http.Header{"A": {"a"}}}}}
+		made, set := NewFaultPlan(1, faults...), NewFaultPlan(1)
+		set.Set(faults...)
+		faults[0].Path = "/toolbox/**"
+		faults[0].Header.Set("A", "b")
+		for _, plan := range []*FaultPlan{made, set} {
+			plan.State()[0].Header.Set("A", "c")
+			if diff := cmp.Diff(want, plan.State()); diff != "" {
+				t.Errorf("the plan was changed (-want +got):\n%s", diff)
+			}
 		}
 	})
 }

@@ -50,7 +50,7 @@ func (p *provider) Release(ctx context.Context, ref LeaseRef, options ReleaseOpt
 	case ref.Reuse:
 		how, first = OrphanStop, PhaseStop
 	}
-	return p.giveBack(ctx, "release", ref, how, first, func(work context.Context, op string) (Receipt, error) {
+	return p.giveBack(ctx, "release", ref, how, first, func(work context.Context, op string, ref LeaseRef) (Receipt, error) {
 		if options.Retain {
 			if receipt, err := p.retain(work, op, ref); err != nil || receipt.State != "" {
 				return receipt, err
@@ -68,7 +68,7 @@ func (p *provider) Release(ctx context.Context, ref LeaseRef, options ReleaseOpt
 
 // Destroy implements [Provider].
 func (p *provider) Destroy(ctx context.Context, ref LeaseRef) (_ Receipt, err error) {
-	return p.giveBack(ctx, "destroy", ref, OrphanDestroy, PhaseDelete, func(work context.Context, op string) (Receipt, error) {
+	return p.giveBack(ctx, "destroy", ref, OrphanDestroy, PhaseDelete, func(work context.Context, op string, ref LeaseRef) (Receipt, error) {
 		return p.delete(work, op, ref.target())
 	})
 }
@@ -76,12 +76,13 @@ func (p *provider) Destroy(ctx context.Context, ref LeaseRef) (_ Receipt, err er
 // giveBack ends the lease's activities and then its sandbox. The lease is closed whatever comes of it: giving back can
 // be repeated, using the lease cannot be resumed but by [Provider.Resume]. first is the first phase of end, for what fails
 // before it.
-func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, how Disposition, first Phase, end func(work context.Context, op string) (Receipt, error)) (_ Receipt, err error) {
+func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, how Disposition, first Phase, end func(work context.Context, op string, ref LeaseRef) (Receipt, error)) (_ Receipt, err error) {
 	ctx, span := p.span(ctx, op)
 	defer func() { endSpan(span, err) }()
 	if err := ref.check(op); err != nil {
 		return Receipt{}, err
 	}
+	ref = ref.clone() // the work may go on without the caller, whose labels they are
 	work, finish, err := p.start(ctx, op, p.about(ref.target()))
 	if err != nil {
 		return Receipt{}, err
@@ -124,7 +125,7 @@ func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, how Di
 				return Receipt{}, err
 			}
 		}
-		receipt, err := end(work, op)
+		receipt, err := end(work, op, ref)
 		if err != nil {
 			p.log(failed(op, err))
 			if added && errors.Is(err, ErrNotOwned) { // nobody could ever settle the record

@@ -18,6 +18,7 @@ func (p *provider) Resume(ctx context.Context, ref LeaseRef) (_ *Lease, err erro
 	if err := ctx.Err(); err != nil {
 		return nil, failed(op, ctxError(ctx))
 	}
+	ref = ref.clone() // the work may go on without the caller, whose labels they are
 	for {
 		shared := p.resumes.DoChan(ref.key(), func() (any, error) {
 			work, finish, err := p.start(context.WithoutCancel(ctx), op, p.about(ref.target()))

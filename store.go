@@ -201,7 +201,7 @@ func (r Record) check(op string) error {
 
 // clone returns a copy that shares nothing.
 func (r Record) clone() Record {
-	r.Envelope.Labels = maps.Clone(r.Envelope.Labels)
+	r.Envelope = r.Envelope.clone()
 	if r.Lease != nil {
 		lease := r.Lease.clone()
 		r.Lease = &lease
