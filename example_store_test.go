@@ -106,6 +106,9 @@ func ExampleSweeper() {
 	sweeper, err := leasehold.NewSweeper(provider, leasehold.SweeperOptions{
 		Interval: 100 * time.Millisecond,
 		OnOrphan: func(_ context.Context, record leasehold.Record) leasehold.Disposition {
+			if record.State == leasehold.StateStopped { // its host wanted it kept, and did not live to stop it
+				return leasehold.OrphanKeep
+			}
 			fmt.Println("nobody uses the sandbox of run", record.Lease.Scope.Run)
 			return leasehold.OrphanDestroy
 		},

@@ -37,9 +37,11 @@ type SweeperOptions struct {
 	EscalateAfter int
 	OnEscalate    func(Record)
 
-	// OnOrphan decides about a lease whose host is dead, by its state: in use (leased), or stopped by an earlier sweep.
-	// It may keep it; then it is asked again after MaxDelay, of which the last half is random. It may be called at the same time for different records, must
-	// return when its context ends, and must leave it to the sweep to give the lease back, which it would wait for.
+	// OnOrphan decides about a lease whose host is dead, by its state: in use ([StateLeased]), or stopped by an earlier
+	// sweep ([StateStopped]), perhaps because its host released it to be kept, and died before that was done: who
+	// destroys the stopped ones, too, deletes what was to be resumed. It may keep it; then it is asked again after
+	// MaxDelay, of which the last half is random. It may be called at the same time for different records, must return
+	// when its context ends, and must leave it to the sweep to give the lease back, which it would wait for.
 	// Nil: a lease that was in use is destroyed if it is not reusable, and else stopped; a stopped one is kept until it
 	// is resumed, destroyed, or deleted by the provider. An unknown disposition keeps it.
 	OnOrphan func(context.Context, Record) Disposition

@@ -64,6 +64,9 @@ func run(ctx context.Context, state string, interval time.Duration, listener net
 	sweeper, err := leasehold.NewSweeper(provider, leasehold.SweeperOptions{
 		Interval: interval,
 		OnOrphan: func(_ context.Context, r leasehold.Record) leasehold.Disposition {
+			if r.State == leasehold.StateStopped { // its host wanted it kept, and did not live to stop it
+				return leasehold.OrphanKeep
+			}
 			logger.Info("its host is dead", "sandbox", r.Envelope.Name, "run", r.Envelope.Scope.Run, "state", r.State)
 			return leasehold.OrphanDestroy
 		},

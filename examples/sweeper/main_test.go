@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"log/slog"
 	"net"
@@ -45,8 +46,70 @@ func TestTheServiceGivesBackWhatADeadHostLeft(t *testing.T) {
 	}
 }
 
+// TestTheServiceKeepsWhatAHostWantedKept: a host that released its lease to be kept has died before it was stopped, and a
+// sweep has stopped it since.
+func TestTheServiceKeepsWhatAHostWantedKept(t *testing.T) {
+	t.Setenv("DAYTONA_API_KEY", "")
+	state := t.TempDir()
+	host, store := open(t, state)
+	lease := acquire(t, host)
+	entries, err := store.List(t.Context(), "", 2)
+	if err != nil || len(entries) != 1 {
+		t.Fatalf("the list: %+v, %v, want the lease", entries, err)
+	}
+	if _, err := host.Release(t.Context(), lease.Ref(), leasehold.ReleaseOptions{Retain: true}); err != nil {
+		t.Fatal(err)
+	}
+	record := entries[0].Record
+	record.State, record.Orphan = leasehold.StateStopped, leasehold.OrphanRetain
+	claim, err := store.Put(t.Context(), record, "sweep")
+	if err == nil {
+		err = store.Release(t.Context(), claim, record, 0) // and the time until it is asked about again has passed
+	}
+	if err := errors.Join(err, host.Close(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx, state, 50*time.Millisecond, listener, slog.New(slog.DiscardHandler)) }()
+	for tick := time.Tick(20 * time.Millisecond); len(entries) == 1 && !entries[0].Record.TriedAt.After(record.TriedAt); <-tick {
+		if entries, err = store.List(t.Context(), "", 2); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("run() = %v, want a clean end", err)
+	}
+	if len(entries) != 1 || entries[0].Record.State != leasehold.StateStopped {
+		t.Errorf("the list: %+v, want the lease, stopped", entries)
+	}
+	host, _ = open(t, state)
+	if _, err := host.Resume(t.Context(), lease.Ref()); err != nil {
+		t.Errorf("Resume() = %v, want what was kept", err)
+	}
+	if err := host.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // leaveALease is a host that dies with a lease in use.
 func leaveALease(t *testing.T, state string) {
+	t.Helper()
+	host, _ := open(t, state)
+	acquire(t, host)
+	if err := host.Close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func open(t *testing.T, state string) (leasehold.Provider, leasehold.Store) {
 	t.Helper()
 	store, err := leasehold.NewFileStore(filepath.Join(state, "leases"), leasehold.FileStoreOptions{})
 	if err != nil {
@@ -58,14 +121,18 @@ func leaveALease(t *testing.T, state string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := host.Acquire(t.Context(), leasehold.AcquireRequest{
+	return host, store
+}
+
+func acquire(t *testing.T, host leasehold.Provider) *leasehold.Lease {
+	t.Helper()
+	lease, err := host.Acquire(t.Context(), leasehold.AcquireRequest{
 		Scope: leasehold.Scope{Tenant: "acme", Environment: "ci", Run: "left"},
-	}); err != nil {
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := host.Close(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	return lease
 }
 
 func get(t *testing.T, url string) string {
