@@ -28,6 +28,9 @@ func main() {
 	}
 }
 
+// ttl is how long a sandbox, and so its command, may last, with its host or without.
+const ttl = time.Hour
+
 // state is what the file "command" holds from the start of the command until its sandbox was given back.
 type state struct {
 	Command leasehold.CommandRef
@@ -39,7 +42,10 @@ func run(ctx context.Context, dir, api, script string, stdout io.Writer) (err er
 	if err != nil {
 		return err
 	}
-	provider, err := leasehold.New(leasehold.Config{APIURL: api, Store: store, TTL: time.Hour})
+	provider, err := leasehold.New(leasehold.Config{
+		APIURL: api, Store: store, TTL: ttl,
+		AutoStopMinutes: new(int(ttl / time.Minute)), // or the sandbox is stopped under its command while the host is away
+	})
 	if err != nil {
 		return err
 	}
@@ -54,14 +60,26 @@ func run(ctx context.Context, dir, api, script string, stdout io.Writer) (err er
 	if err != nil {
 		return err
 	}
-	if left == nil || left.Exit == nil {
-		process, err := goOn(ctx, provider, store, dir, left, script, output, stdout)
-		if err != nil {
+	settle := func() error {
+		if err := giveBack(ctx, provider, store, stdout); err != nil {
 			return err
 		}
-		result, err := process.Wait()
+		return os.Remove(filepath.Join(dir, "command"))
+	}
+	if left == nil || left.Exit == nil {
+		var result leasehold.Result
+		process, err := goOn(ctx, provider, store, dir, left, script, output, stdout)
+		if err == nil {
+			result, err = process.Wait()
+			if left != nil {
+				err = lost(err)
+			}
+		}
+		if errors.Is(err, errLost) {
+			return errors.Join(err, settle())
+		}
 		if err != nil {
-			return err // the exit is unknown: the state is kept, for the next start
+			return err // the state is kept, for the next start to go on with
 		}
 		left = &state{process.Ref(), &result.ExitCode}
 		if err := save(dir, left); err != nil { // killed from here on, the next start has only to give back
@@ -69,10 +87,21 @@ func run(ctx context.Context, dir, api, script string, stdout io.Writer) (err er
 		}
 	}
 	fmt.Fprintln(stdout, "exit", *left.Exit)
-	if err := giveBack(ctx, provider, store, stdout); err != nil {
-		return err
+	return settle()
+}
+
+// errLost is the outcome of a command that has none. The program ends with it, once, and has given the sandbox back: whether
+// the script may run again, as it does with the next start, is for whoever reads this.
+var errLost = errors.New("the command was started, perhaps did all of its work, and how it ended can never be known")
+
+// lost makes an error errLost if a command that an earlier run left has no result any more, however often it is asked for.
+func lost(err error) error {
+	for _, final := range []error{leasehold.ErrGone, leasehold.ErrNotFound, leasehold.ErrUncertain, leasehold.ErrQuota} {
+		if errors.Is(err, final) {
+			return fmt.Errorf("%w: %w", errLost, err)
+		}
 	}
-	return os.Remove(filepath.Join(dir, "command"))
+	return err
 }
 
 // goOn returns the command that an earlier run of this program left, or a new one.
@@ -89,7 +118,10 @@ func goOn(ctx context.Context, provider leasehold.Provider, store leasehold.Stor
 				continue
 			}
 			lease, err := provider.Resume(ctx, *ref)
-			if err != nil {
+			if errors.Is(err, leasehold.ErrGone) {
+				return nil, lost(err)
+			}
+			if err != nil { // it may be had yet
 				return nil, err
 			}
 			taken, err := output.Seek(0, io.SeekEnd) // what is in the file was taken, and nothing else
@@ -97,8 +129,10 @@ func goOn(ctx context.Context, provider leasehold.Provider, store leasehold.Stor
 				return nil, err
 			}
 			fmt.Fprintln(stdout, "going on from byte", taken)
-			return lease.Executor().Attach(ctx, left.Command, leasehold.Attachment{From: leasehold.Offsets{Stdout: taken}, Stdout: both})
+			process, err := lease.Executor().Attach(ctx, left.Command, leasehold.Attachment{From: leasehold.Offsets{Stdout: taken}, Stdout: both})
+			return process, lost(err)
 		}
+		return nil, fmt.Errorf("%w: its lease is not on the list any more", errLost)
 	}
 
 	// Killed before the command's reference was stored: whatever runs there ends with its sandbox.

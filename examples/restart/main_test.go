@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,27 +23,33 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func TestAKilledHostGoesOnWhereItWas(t *testing.T) {
-	server, err := emulator.Start(emulator.Options{}) // it outlives the host, as a provider does
+// script says one, and two when its gate is open.
+const script = "echo one; until [ -e gate ]; do sleep 0.05; done; echo two"
+
+// startServer starts what outlives the host, as a provider does, and returns it with how a host on a state is started.
+func startServer(t *testing.T, state string) (*emulator.Server, func(script string) *exec.Cmd) {
+	t.Helper()
+	server, err := emulator.Start(emulator.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = server.Close() })
-	state := t.TempDir()
-	host := func(script string) *exec.Cmd {
+	return server, func(script string) *exec.Cmd {
 		cmd := exec.CommandContext(t.Context(), os.Args[0], "-state", state, "-api", server.URL(), "-script", script)
 		cmd.Env = append(os.Environ(), "RESTART_HOST=1", "DAYTONA_API_KEY="+server.APIKey())
 		cmd.Stderr = os.Stderr
 		return cmd
 	}
+}
 
-	const script = "echo one; until [ -e gate ]; do sleep 0.05; done; echo two"
-	first := host(script)
-	stdout, err := first.StdoutPipe()
+// kill runs a host until its command has said one, and kills it.
+func kill(t *testing.T, host *exec.Cmd) {
+	t.Helper()
+	stdout, err := host.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := first.Start(); err != nil {
+	if err := host.Start(); err != nil {
 		t.Fatal(err)
 	}
 	seen := map[string]bool{}
@@ -52,10 +59,17 @@ func TestAKilledHostGoesOnWhereItWas(t *testing.T) {
 	if !seen["started"] || !seen["one"] {
 		t.Fatalf("the first host ended early, having written %v", seen)
 	}
-	if err := first.Process.Kill(); err != nil { // kill -9
+	if err := host.Process.Kill(); err != nil { // kill -9
 		t.Fatal(err)
 	}
-	_ = first.Wait()
+	_ = host.Wait()
+}
+
+func TestAKilledHostGoesOnWhereItWas(t *testing.T) {
+	t.Parallel()
+	state := t.TempDir()
+	server, host := startServer(t, state)
+	kill(t, host(script))
 	openGate(t, server, state)
 
 	out, err := host(script).Output()
@@ -68,16 +82,8 @@ func TestAKilledHostGoesOnWhereItWas(t *testing.T) {
 	if got, err := os.ReadFile(filepath.Join(state, "output")); err != nil || string(got) != "one\ntwo\n" {
 		t.Errorf("the output is %q, %v, want each line once", got, err)
 	}
-	creations := func() (n int) {
-		for _, q := range server.Requests() {
-			if q.Method == "POST" && strings.HasSuffix(q.Path, "/api/sandbox") {
-				n++
-			}
-		}
-		return n
-	}
-	if left := server.Sandboxes(); creations() != 1 || len(left) != 0 {
-		t.Errorf("%d creations, want 1; sandboxes left: %v", creations(), left)
+	if left := server.Sandboxes(); creations(server) != 1 || len(left) != 0 {
+		t.Errorf("%d creations, want 1; sandboxes left: %v", creations(server), left)
 	}
 
 	// The next command begins its own output.
@@ -91,12 +97,71 @@ func TestAKilledHostGoesOnWhereItWas(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(state, "command"), []byte(`{"Exit":5}`), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if out, err := host("echo again").Output(); err != nil || string(out) != "exit 5\n" || creations() != 2 {
-		t.Errorf("after the result: %v, output %q, %d creations in all, want exit 5 and 2", err, out, creations())
+	if out, err := host("echo again").Output(); err != nil || string(out) != "exit 5\n" || creations(server) != 2 {
+		t.Errorf("after the result: %v, output %q, %d creations in all, want exit 5 and 2", err, out, creations(server))
 	}
 	if got, err := filepath.Glob(filepath.Join(state, "command*")); err != nil || len(got) > 0 {
 		t.Errorf("left behind: %v, %v, want nothing", got, err)
 	}
+}
+
+// TestACommandWithoutAnEnd: whatever took the command while its host was dead, one start says so and gives back what is left,
+// and nothing runs a second time unless it is asked for.
+func TestACommandWithoutAnEnd(t *testing.T) {
+	t.Parallel()
+	for name, strike := range map[string]func(server *emulator.Server, state string) error{
+		"its sandbox was stopped": func(server *emulator.Server, _ string) error {
+			box := server.Sandbox(server.Sandboxes()[0])
+			box.Force(emulator.StateStopped, "", false)
+			box.Force(emulator.StateStarted, "", false)
+			return nil
+		},
+		"its sandbox is stopped": func(server *emulator.Server, _ string) error {
+			server.Sandbox(server.Sandboxes()[0]).Force(emulator.StateStopped, "", false)
+			return nil
+		},
+		"its sandbox is gone": func(server *emulator.Server, _ string) error {
+			server.Sandbox(server.Sandboxes()[0]).Force(emulator.StateDestroyed, "", false)
+			return nil
+		},
+		"its lease was swept": func(server *emulator.Server, state string) error {
+			server.Sandbox(server.Sandboxes()[0]).Force(emulator.StateDestroyed, "", false)
+			return os.RemoveAll(filepath.Join(state, "leases"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			state := t.TempDir()
+			server, host := startServer(t, state)
+			kill(t, host(script))
+			if err := strike(server, state); err != nil {
+				t.Fatal(err)
+			}
+
+			second := host("echo twice")
+			second.Stderr = nil // it is in the error
+			out, err := second.Output()
+			failed, ok := errors.AsType[*exec.ExitError](err)
+			if !ok || !strings.Contains(string(failed.Stderr), errLost.Error()) {
+				t.Errorf("the second host: %+v, output %q, want it to say that the end can never be known", err, out)
+			}
+			if left := server.Sandboxes(); creations(server) != 1 || len(left) != 0 {
+				t.Errorf("%d creations, want 1; sandboxes left: %v", creations(server), left)
+			}
+			if out, err := host("echo again").Output(); err != nil || string(out) != "started\nagain\nexit 0\nsandbox destroyed\n" && string(out) != "again\nstarted\nexit 0\nsandbox destroyed\n" {
+				t.Errorf("the third host: %v, output %q, want a command of its own", err, out)
+			}
+		})
+	}
+}
+
+func creations(server *emulator.Server) (n int) {
+	for _, q := range server.Requests() {
+		if q.Method == "POST" && strings.HasSuffix(q.Path, "/api/sandbox") {
+			n++
+		}
+	}
+	return n
 }
 
 // openGate lets the command go on, as another host that has the reference of the lease.
