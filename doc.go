@@ -2,28 +2,35 @@
 // results, give it back. [New] works on Daytona; [NewLocal] works on an embedded backend that needs no account, through
 // the same code.
 //
-//	p, err := leasehold.NewLocal(leasehold.LocalConfig{}) // or leasehold.New(leasehold.Config{APIKey: key})
-//	if err != nil {
-//		return err
-//	}
-//	defer p.Close(context.WithoutCancel(ctx))
+//	func run(ctx context.Context) (err error) {
+//		p, err := leasehold.NewLocal(leasehold.LocalConfig{}) // or leasehold.New(leasehold.Config{APIKey: key, TTL: time.Hour})
+//		if err != nil {
+//			return err
+//		}
+//		defer p.Close(context.WithoutCancel(ctx))
 //
-//	lease, err := p.Acquire(ctx, leasehold.AcquireRequest{Scope: leasehold.Scope{Tenant: "acme", Environment: "ci", Run: "42"}})
-//	if err != nil {
-//		return err
-//	}
-//	defer p.Release(context.WithoutCancel(ctx), lease.Ref(), leasehold.ReleaseOptions{})
+//		lease, err := p.Acquire(ctx, leasehold.AcquireRequest{Scope: leasehold.Scope{Tenant: "acme", Environment: "ci", Run: "42"}})
+//		if err != nil {
+//			return err
+//		}
+//		defer func() {
+//			_, e := p.Release(context.WithoutCancel(ctx), lease.Ref(), leasehold.ReleaseOptions{})
+//			err = errors.Join(err, e) // the sandbox may still be there, and cost
+//		}()
 //
-//	if _, err := lease.Importer().Dir(ctx, ".", "src", leasehold.ImportOptions{}); err != nil {
+//		if _, err := lease.Importer().Dir(ctx, ".", "src", leasehold.ImportOptions{}); err != nil {
+//			return err
+//		}
+//		result, err := lease.Executor().Run(ctx, leasehold.Command{
+//			Args: []string{"make", "test"}, Dir: "src", Stdout: os.Stdout, Timeout: 10 * time.Minute,
+//		})
+//		if err != nil {
+//			return err // the exit is unknown; result says what is known
+//		}
+//		fmt.Println("exit", result.ExitCode)
+//		_, err = lease.Exporter().File(ctx, "src/report.xml", "report.xml", leasehold.ExportOptions{})
 //		return err
 //	}
-//	result, err := lease.Executor().Run(ctx, leasehold.Command{Args: []string{"make", "test"}, Dir: "src", Stdout: os.Stdout})
-//	if err != nil {
-//		return err // the exit is unknown; result says what is known
-//	}
-//	fmt.Println("exit", result.ExitCode)
-//	_, err = lease.Exporter().File(ctx, "src/report.xml", "report.xml", leasehold.ExportOptions{})
-//	return err
 //
 // # What it promises
 //
