@@ -69,7 +69,8 @@ func atMost(host time.Duration) func(settings) time.Duration {
 	return func(s settings) time.Duration { return min(s.deadline(), host-reserve) }
 }
 
-// config returns the provider's configuration for these settings.
+// config returns the provider's configuration for these settings. There is no Store: what a worker that is killed during a
+// creation leaves behind ends by ttlMinutes, or not at all.
 func (s settings) config(log *slog.Logger) leasehold.Config {
 	callTimeout := time.Duration(s.LivenessTimeoutMs) * time.Millisecond
 	if callTimeout < 0 {

@@ -78,10 +78,25 @@ func (w *worker) running(ctx context.Context, c call, l wireLease, do func(*leas
 	if err := w.leases.use(c, ref); err != nil { // given back meanwhile
 		return err
 	}
-	if lease, err = c.provider.Resume(ctx, ref); err != nil {
+	lease, err = c.provider.Resume(ctx, ref)
+	if shut := w.leases.use(c, ref); shut != nil { // given back while this waited to resume it
+		w.stopAgain(ctx, c, ref)
+		return shut
+	}
+	if err != nil {
 		return err
 	}
 	return do(lease)
+}
+
+// stopAgain stops a sandbox that was, or may have been, started after the host had its receipt, even if the call has ended.
+// It is kept: how the host gave it back is not known here, and a destruction has left nothing to stop.
+func (w *worker) stopAgain(ctx context.Context, c call, ref leasehold.LeaseRef) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTime)
+	defer cancel()
+	if _, err := c.provider.Release(ctx, ref, leasehold.ReleaseOptions{Retain: !ref.Reuse}); err != nil {
+		w.log.Error("a sandbox that was given back may run", "sandbox", ref.Sandbox, "err", err)
+	}
 }
 
 // leaseTable knows the leases that calls have named. It is memory only: after a restart of the worker the first call

@@ -93,6 +93,63 @@ func TestOnlyWhatDidNothingIsRepeated(t *testing.T) {
 	}
 }
 
+// lateProvider resumes after something else has happened.
+type lateProvider struct {
+	leasehold.Provider
+	before func()
+}
+
+func (p lateProvider) Resume(ctx context.Context, ref leasehold.LeaseRef) (*leasehold.Lease, error) {
+	p.before()
+	return p.Provider.Resume(ctx, ref)
+}
+
+// TestALeaseThatIsGivenBackDuringItsResumeStaysSo: a command finds its sandbox stopped, and the host stops the lease just before
+// it is resumed for that. The receipt says stopped, and so it is.
+func TestALeaseThatIsGivenBackDuringItsResumeStaysSo(t *testing.T) {
+	t.Parallel()
+	var w *worker
+	h := startWorker(t, func(made *worker) { w = made })
+	held := reusing.acquire(t, h)
+	var lease wireLease
+	if err := json.Unmarshal([]byte(asJSON(t, held)), &lease); err != nil {
+		t.Fatal(err)
+	}
+	s, err := parseSettings([]byte(asJSON(t, reusing.config)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	provider, done, err := w.providers.get(reusing.company, s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer done()
+	c := call{environment: environment{CompanyID: reusing.company, EnvironmentID: "env-1"}, settings: s, provider: lateProvider{provider, func() {
+		if got := must[receipt](t, h, "environmentStopLease", reusing.give(held, nil)); got.State != leasehold.ReceiptStopped {
+			t.Errorf("stop = %+v, want stopped", got)
+		}
+	}}}
+	tried := 0
+	err = w.running(t.Context(), c, lease, func(*leasehold.Lease) error {
+		tried++
+		return &leasehold.Error{Kind: leasehold.KindNotRunning, Dispatched: leasehold.DispatchedNo}
+	})
+	if tried != 1 || err != errGivenBack {
+		t.Errorf("it was tried %d times, and then %v, want once, and that the lease was given back", tried, err)
+	}
+	ref, err := c.ref(lease.ProviderLeaseID, lease.Metadata)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bound, err := provider.Bind(ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := bound.Executor().Run(t.Context(), leasehold.Command{Script: "true"}); !errors.Is(err, leasehold.ErrNotRunning) {
+		t.Errorf("a command in the sandbox: %v, want it stopped", err)
+	}
+}
+
 // TestAProbeCleansUpAfterItsCall: nobody else is told of its sandbox.
 func TestAProbeCleansUpAfterItsCall(t *testing.T) {
 	p := &fakeProvider{probed: &leasehold.Error{Kind: leasehold.KindCanceled, Cleanup: new(leasehold.CleanupEnvelope)}}

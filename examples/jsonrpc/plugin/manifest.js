@@ -49,7 +49,7 @@ export default {
           autoStopInterval: minutes("Stop when idle", 15),
           autoArchiveInterval: minutes("Archive when stopped", 60),
           autoDeleteInterval: minutes("Delete when stopped; -1: never", 10080, -1),
-          ttlMinutes: { type: "integer", minimum: 1, title: "Lifetime (minutes)", description: "After which the provider destroys a sandbox in whatever state it is." },
+          ttlMinutes: { type: "integer", minimum: 1, title: "Lifetime (minutes)", description: "After which the provider destroys a sandbox in whatever state it is. Nothing else ends one whose creation a crash of the worker cut short." },
           reuseLease: { type: "boolean", default: false, title: "Reuse", description: "Stop a sandbox after a run, and start it again for the next one." },
           archiveOnRelease: { type: "boolean", default: false, title: "Archive on release", description: "Keep a sandbox that is not reused, in cold storage." },
         },
