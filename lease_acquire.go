@@ -482,7 +482,7 @@ func (a *acquisition) compensate(work context.Context, err error) *Error {
 			if refused {
 				a.p.markRefused(creation)
 			}
-			a.p.ledger.leave(work, creation.Attempt)
+			a.p.ledger.leaveAs(work, creation.Attempt, func(r *Record) { r.Refused = refused })
 			return first
 		}
 		observed = sb.ID

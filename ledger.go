@@ -370,7 +370,10 @@ func (g *ledger) settle(ctx context.Context, attempt string, gone bool) {
 }
 
 // leave leaves a record to the sweep.
-func (g *ledger) leave(ctx context.Context, attempt string) {
+func (g *ledger) leave(ctx context.Context, attempt string) { g.leaveAs(ctx, attempt, func(*Record) {}) }
+
+// leaveAs leaves a record, changed, to the sweep.
+func (g *ledger) leaveAs(ctx context.Context, attempt string, f func(*Record)) {
 	if g.store == nil {
 		return
 	}
@@ -380,7 +383,9 @@ func (g *ledger) leave(ctx context.Context, attempt string) {
 	if held {
 		ctx, cancel := g.detached(ctx)
 		defer cancel()
-		g.pay(ctx, attempt, debt{record: claim.Record})
+		record := claim.Record.clone()
+		f(&record)
+		g.pay(ctx, attempt, debt{record: record})
 	}
 }
 

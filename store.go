@@ -116,6 +116,8 @@ type Record struct {
 	Lease     *LeaseRef       `json:"lease,omitempty"` // from StateLeased on
 	Orphan    Disposition     `json:"orphan"`          // what is, or would be, done with the sandbox; not keep
 	CreatedAt time.Time       `json:"createdAt"`       // by the host's clock
+	// Refused: the provider refused each request for the creation. That its name is not found then proves that there is none.
+	Refused bool `json:"refused,omitempty"`
 
 	// What sweeps found. An outage of the provider or of the store is not counted.
 	Failures int       `json:"failures,omitempty"` // attempts that did not settle the record

@@ -49,7 +49,7 @@ type SweeperOptions struct {
 
 // Sweeper works off the records of a provider's store that no living host holds: it deletes what creations left behind,
 // stops or deletes leases whose host died, and removes records only when what they stand for is proved to be gone, or
-// given back. It never gives up a record, and never takes not-found of a name for absence. Any number of sweepers, in one
+// given back. It never gives up a record, and takes not-found of a name for absence only if the creation was refused. Any number of sweepers, in one
 // process or many, may share a store: each record is worked on by one of them at a time. A sweeper leaves alone the
 // records of living hosts and those of another account than its provider's.
 type Sweeper struct {
@@ -59,7 +59,7 @@ type Sweeper struct {
 
 // SweepReport counts the records that a pass looked at, by what came of them.
 type SweepReport struct {
-	Destroyed  int // the sandbox is proved gone, and the record removed
+	Destroyed  int // the sandbox is proved gone, or never to have been made, and the record removed
 	Stopped    int // an orphan was stopped, and is kept on the list
 	Kept       int // an orphan was left as it is
 	Unresolved int // no sandbox of the name was ever seen, which proves nothing
@@ -388,7 +388,11 @@ func (s *sweepPass) destroy(ctx context.Context, claim *Claim) error {
 	r := &claim.Record
 	if r.Envelope.Observed == "" {
 		sb, err := s.p.read(ctx, "sweep", r.Envelope.target())
-		if err != nil {
+		switch {
+		case err == nil:
+		case r.Refused && absentByName(err):
+			return s.settled(ctx, *claim)
+		default:
 			return err
 		}
 		r.State, r.Envelope.Observed = StateEnding, sb.ID
@@ -426,7 +430,7 @@ func (s *sweepPass) stop(ctx context.Context, claim *Claim) error {
 	return s.keep(ctx, claim, &s.report.Stopped)
 }
 
-// settled removes the record of a sandbox that is proved gone.
+// settled removes the record of a sandbox that is proved gone, or never to have been made.
 func (s *sweepPass) settled(ctx context.Context, claim Claim) error {
 	if err := s.store(ctx, func(ctx context.Context) error { return s.p.cfg.Store.Delete(ctx, claim) }); err != nil {
 		return err

@@ -508,3 +508,47 @@ func TestL2AnEarlierRefusalProvesNothing(t *testing.T) {
 		}
 	})
 }
+
+// TestL2ARefusedCreationIsSettledLater: a creation that was refused, and whose name could not be looked for then, is off the
+// list once it was looked for.
+func TestL2ARefusedCreationIsSettledLater(t *testing.T) {
+	limited := emulator.Fault{Method: "POST", Path: "/api/sandbox", Action: emulator.StatusBefore, Status: 429, Body: structured(429, "slow down"), Header: http.Header{"Retry-After": {"10"}}}
+	down := emulator.Fault{Method: "GET", Path: "/api/sandbox/*", Count: -1, Action: emulator.StatusBefore, Status: 503}
+	refused := emulator.Fault{Method: "POST", Path: "/api/sandbox", Action: emulator.StatusBefore, Status: 400, Body: structured(400, "no")}
+	for name, tt := range map[string]struct {
+		faults []emulator.Fault
+		closed bool // while the acquisition waits
+		want   Kind
+	}{
+		"refused":                {[]emulator.Fault{refused, down}, false, KindRefused},
+		"limited, and refused":   {[]emulator.Fault{limited, refused, down}, false, KindRefused},
+		"limited, and then left": {[]emulator.Fault{limited}, true, KindClosed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, Config{Store: newMemoryStore()})
+				host := w.another(t, Config{})
+				w.server.SetFaults(tt.faults...)
+				ended := make(chan error, 1)
+				go func() { _, err := host.Acquire(t.Context(), request()); ended <- err }()
+				if tt.closed {
+					time.Sleep(time.Second)
+					now, cancel := context.WithCancel(t.Context())
+					cancel()
+					_ = host.Close(now) // which waits for nothing
+				}
+				wantError(t, <-ended, tt.want)
+				w.wantHits(t)
+				s := sweeper(t, w.provider, SweeperOptions{})
+				if got, want := sweep(t, s), (SweepReport{Deferred: 1}); !tt.closed && got != want {
+					t.Errorf("Sweep() while nothing can be looked for = %+v, want %+v", got, want)
+				}
+				w.server.SetFaults()
+				time.Sleep(time.Minute)
+				sweep(t, s)
+				wantRecords(t, w.cfg.Store, 0)
+				w.wantSandboxes(t, 0)
+			})
+		})
+	}
+}

@@ -193,6 +193,7 @@ func (s *suite) eventually(what string, f func() bool) {
 func (s *suite) recordsSurvive() {
 	creating, leased, ending, stopped := NewRecord(), Leased(NewRecord()), Leased(NewRecord()), Leased(NewRecord())
 	ending.State, ending.Orphan = leasehold.StateEnding, leasehold.OrphanStop
+	creating.Refused = true
 	stopped.State = leasehold.StateStopped
 	stopped.Failures, stopped.Outcome, stopped.Status, stopped.TriedAt = 7, leasehold.KindUnavailable, 503, time.Date(2026, 5, 5, 5, 5, 5, 5, time.UTC)
 	records := []leasehold.Record{creating, leased, ending, stopped}
