@@ -256,7 +256,7 @@ func (t *transfer) refused(word archive.Word) *Error {
 	case archive.WordDeep:
 		e = t.fail(KindConflict, t.named("is in the sandbox already, too deep to be merged: nothing was changed"))
 	case archive.WordReserved:
-		e = t.fail(KindConflict, "the import would replace the lease's own directory: nothing was changed")
+		e = t.fail(KindRefused, t.named("leads to the lease's own directory, which no transfer touches: nothing was changed"))
 	case archive.WordPublish:
 		e = t.fail(KindRefused, "an entry could not be renamed to its place: earlier ones are in theirs")
 	case archive.WordNotDir:

@@ -77,7 +77,8 @@ type ExportOptions struct {
 // it is removed by the next export to a path with the same parent, but for earlier content that had lost its name: where the
 // system cannot exchange two names, that may be found as ".leasehold-earlier-" and more. A relative remote path is meant in
 // the workspace, and "" is the workspace. The lease's own directory in it, ".leasehold", is never exported, and neither are
-// other transfers' scratch directories.
+// other transfers' scratch directories. Where only links in the remote path lead there, a tar other than GNU's cannot leave it
+// out: then, and if what is to be exported lies in that directory, the export fails with [ErrRefused].
 //
 // The sandbox is not trusted: each member of its archive, and each link's target, is checked before it is applied, and
 // nothing is ever written outside the local directory. Permission bits, modification times to the second, symbolic

@@ -41,8 +41,9 @@ type ImportOptions struct {
 	// Delta leaves out what the sandbox has already. [Importer.Dir] and [Importer.FS] know it.
 	Delta Delta
 	// Delete removes, after everything else is in its place, what the remote directory holds and the source does not.
-	// What Exclude matches stays, and so does the lease's own directory. Delete needs a Delta; where the sandbox cannot list
-	// the directory for want of tools or permission, the import fails with [ErrRefused] and changes nothing.
+	// What Exclude matches stays, and so does the lease's own directory, by whatever name it is reached. Delete needs a Delta;
+	// where the sandbox cannot list the directory for want of tools or permission, the import fails with [ErrRefused] and
+	// changes nothing.
 	Delete bool
 	// Mode is the mode of single files. 0 is the one that each has on the host.
 	Mode fs.FileMode
@@ -73,7 +74,8 @@ const (
 	// AccessReadOnly makes a bundle of a directory: it takes the write permission from everything, replaces what was at
 	// the destination as a whole, in two renames, and records a digest of the source in the lease's own directory. When
 	// the same content is imported to the same place again, as after a resume, and nothing in it was changed meanwhile,
-	// nothing is sent: one request finds that out. Times do not count as content. The destination cannot be the workspace.
+	// nothing is sent: one request finds that out. Times do not count as content. The destination cannot be the workspace, nor a
+	// directory that holds it.
 	AccessReadOnly Access = "ro"
 )
 
@@ -115,7 +117,8 @@ type FileMapping struct {
 // empty files and directories, and names of any bytes are kept. Owners become the sandbox's user; set-id and sticky bits are
 // dropped. Holes of 1 MiB and more in files of 8 MiB and more are kept, from a Linux host. Sockets, FIFOs and devices are
 // left out and listed. The lease's own directory in the workspace, ".leasehold", is never touched: an entry of that name is
-// left out and listed.
+// left out and listed. Where only links in the remote path lead there, the sandbox finds that out with the upload, and an import
+// that would write to that directory, or replace what holds it, fails with [ErrRefused], and changes nothing.
 //
 // A tree may have 5,000 levels, and paths of 32,768 bytes, beyond what Linux lets a path be: more is an [ErrLimit]. What
 // lies deeper than 256 levels, or has a path in the scratch directory of more than about 3,500 bytes, is put in its place,
@@ -181,7 +184,7 @@ func (i *Importer) tree(ctx context.Context, op, remoteDir string, options Impor
 			write.ReadOnly, write.Prefix = true, plan.bundle+"/"
 			dest, own = path.Dir(dest), ""
 		}
-		write.Reserved = archive.Reserved(own)
+		plan.own, write.Reserved = own, archive.Reserved(own)
 		write.MaxName, write.Segment = maxEntryPath(dest), maxMergeDepth
 		write.MaxPath, write.MaxDepth = archive.MaxPath, archive.MaxDepth
 		plan.writable = []string{dest}

@@ -16,6 +16,7 @@ import (
 type importPlan struct {
 	stages   []importStage
 	bundle   string // name of the one directory that is a read-only bundle, in the one stage
+	own      string // where the lease's own directory lies in the one stage by the paths; "" if it does not
 	delta    Delta  // for the one stage
 	remove   bool
 	stream   *watchedReader // the source, if it can be read only once; nil if not
@@ -232,7 +233,7 @@ func (t *transfer) unchanged(load *archive.Load, entries int64) TransferResult {
 func (t *transfer) compare(ctx context.Context, load *archive.Load, scratch string, plan importPlan, watch *watch) error {
 	dest := plan.stages[0].dest
 	digests := plan.delta == DeltaDigests
-	reply, err := t.execute(ctx, archive.RemoteList{Dir: dest, Scratch: scratch, Digests: digests}.Script(), scratch)
+	reply, err := t.execute(ctx, archive.RemoteList{Dir: dest, Scratch: scratch, Own: t.own(), Digests: digests}.Script(), scratch)
 	switch {
 	case err != nil:
 		return err
@@ -241,11 +242,12 @@ func (t *transfer) compare(ctx context.Context, load *archive.Load, scratch stri
 	case reply.Word == archive.WordNoList && !plan.remove:
 		return nil
 	case reply.Word != archive.WordOK:
+		t.source = dest
 		return t.refused(reply.Word)
 	}
 	list := &resumingReader{t: t, ctx: ctx, path: path.Join(dest, scratch, archive.RemoteListed), size: reply.Bytes}
 	defer list.close()
-	err = load.Compare(ctx, watch.reader(list), archive.CompareOptions{Digests: digests, Remove: plan.remove, Step: watch.moved})
+	err = load.Compare(ctx, watch.reader(list), archive.CompareOptions{Digests: digests, Remove: plan.remove, Own: plan.own, Step: watch.moved})
 	if err != nil {
 		return t.archived(ctx, err)
 	}

@@ -21,6 +21,7 @@ import (
 type CompareOptions struct {
 	Digests bool   // contents are compared, not times
 	Remove  bool   // what the source does not have is to be removed
+	Own     string // where the lease's own directory lies by the paths; "" if it does not
 	Step    func() // called while files of the source are read; nil for nothing
 }
 
@@ -46,7 +47,8 @@ type twin struct {
 
 // Compare reads what [RemoteList] lists, and takes from the load what the receiver has: files and links of the same
 // size, mode and time, or with Digests files of the same size, mode and SHA-256, whatever their time. A file with several
-// names is always sent. What a matcher excludes, and what is reserved, is never removed.
+// names is always sent. What a matcher excludes, what is reserved, the lease's own directory, wherever the list says that it
+// lies, and what leads to it are never removed.
 func (l *Load) Compare(ctx context.Context, list io.Reader, opt CompareOptions) error {
 	twins := map[nameKey]twin{}
 	walk := &treeWriter{ctx: ctx, opt: l.opt, links: map[fileID]string{}}
@@ -79,7 +81,7 @@ func (l *Load) Compare(ctx context.Context, list io.Reader, opt CompareOptions) 
 		return err
 	}
 	c.dirs = slices.DeleteFunc(c.dirs, func(name string) bool { return !c.goes[keyOf(name)] })
-	l.have, l.gone = twins, c.removal()
+	l.have, l.gone, l.spare = twins, c.removal(), c.own
 	l.Have, l.Gone = c.had, int64(len(c.files)+len(c.dirs))
 	l.Total.Entries -= c.had.Entries
 	l.Total.Bytes -= c.had.Bytes
@@ -102,6 +104,7 @@ type comparison struct {
 	r     *bufio.Reader
 	twins map[nameKey]twin
 	had   Summary
+	own   string           // the lease's own directory, with all links resolved; "" if it does not lie there
 	files []string         // to be removed
 	dirs  []string         // too, if they are empty then, parents first
 	goes  map[nameKey]bool // those of dirs that hold nothing that is not to be removed
@@ -153,9 +156,13 @@ func (c *comparison) entries() error {
 			return errList
 		}
 		name, below := strings.CutPrefix(fields[3], "./")
+		own, isOwn := strings.CutPrefix(fields[3], "=")
 		switch {
-		case fields[3] == "=":
+		case isOwn && own == "":
 			return nil
+		case isOwn:
+			c.own = own
+			continue
 		case !below:
 			continue // the directory itself
 		case strings.HasPrefix(name, "/") || path.Clean(name) != name || strings.HasPrefix(name+"/", "../"):
@@ -213,6 +220,11 @@ func (c *comparison) entry(name string, mode uint16, size, at int64) error {
 func (c *comparison) kept(name string, isDir bool) bool {
 	if c.l.opt.Exclude.MatchBelow(name, isDir) {
 		return true
+	}
+	for _, own := range []string{c.own, c.opt.Own} {
+		if own != "" && (within(name, own) || within(own, name)) {
+			return true
+		}
 	}
 	if c.l.opt.Reserved == nil {
 		return false

@@ -72,7 +72,7 @@ func TestDeltaInEverySandbox(t *testing.T) {
 					t.Helper()
 					load, scratch := loadTree(t, src, WriteOptions{Reserved: Reserved("")}), StageName()
 					opt.Digests = digests
-					got := deliver(t, path, RemoteList{Dir: dest, Scratch: scratch, Digests: digests}.Script(), scratch)
+					got := deliver(t, path, RemoteList{Dir: dest, Scratch: scratch, Own: filepath.Join(dest, ".leasehold"), Digests: digests}.Script(), scratch)
 					if got.Word != WordOK {
 						t.Fatalf("%s: listed with %q, want ok", what, got.Word)
 					}
@@ -110,6 +110,53 @@ func TestDeltaInEverySandbox(t *testing.T) {
 					t.Errorf("tree mismatch (-want +got):\n%s", diff)
 				}
 			})
+		}
+	}
+}
+
+// What a source does not have is removed, but for the lease's own directory and what leads to it, whatever its names are.
+func TestDeltaKeepsTheLeasesDirectory(t *testing.T) {
+	for _, kind := range append([]string{"zsh"}, sandboxes...) {
+		path, src := userland(t, kind), t.TempDir()
+		for name, tc := range map[string]struct {
+			dest, own string // own by the paths
+			want      []string
+		}{
+			"workspace": {"alias", "", []string{".leasehold"}},
+			"above":     {"above", "", []string{"ws"}},
+			"top":       {".", "alias/.leasehold", []string{"alias", "it's *\n[u]"}},
+		} {
+			t.Run(kind+", "+name, func(t *testing.T) {
+				ws, alias, _ := aliased(t)
+				dest, scratch := filepath.Join(filepath.Dir(alias), tc.dest), StageName()
+				put(t, dest, map[string]string{"gone/.leasehold/x": "x"})
+				list := RemoteList{Dir: dest, Scratch: scratch, Own: filepath.Join(ws, ".leasehold")}
+				if got := deliver(t, path, list.Script(), scratch); got.Word != WordOK {
+					t.Fatalf("listed with %q, want ok", got.Word)
+				}
+				data, err := os.ReadFile(filepath.Join(dest, scratch, RemoteListed))
+				if err != nil {
+					t.Fatal(err)
+				}
+				load := loadTree(t, src, WriteOptions{Reserved: Reserved("")})
+				if err := load.Compare(t.Context(), bytes.NewReader(data), CompareOptions{Remove: true, Own: tc.own}); err != nil {
+					t.Fatal(err)
+				}
+				r := send(t, scratch, []*Load{load}, []string{dest})
+				r.Own = list.Own
+				if got := deliver(t, path, r.Script(), scratch); got.Word != WordOK {
+					t.Errorf("word %q, want ok", got.Word)
+				}
+				onlyEntries(t, dest, tc.want...)
+				if diff := cmp.Diff(map[string]string{".leasehold/lease.json": "mine"}, contents(t, ws)); diff != "" {
+					t.Errorf("workspace mismatch (-want +got):\n%s", diff)
+				}
+			})
+		}
+		_, alias, _ := aliased(t)
+		list := RemoteList{Dir: filepath.Join(alias, ".leasehold"), Scratch: StageName(), Own: filepath.Join(alias, ".leasehold")}
+		if got := deliver(t, path, list.Script(), list.Scratch); got.Word != WordReserved {
+			t.Errorf("%s: listed with %q, want reserved", kind, got.Word)
 		}
 	}
 }

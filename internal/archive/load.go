@@ -27,7 +27,8 @@ type Load struct {
 	src   Source // to be closed; nil for none
 	large []large
 	have  map[nameKey]twin // the entries, compared with what the sandbox has; nil when nobody asked
-	gone  string           // shell commands that remove what the source does not have
+	gone  string           // shell commands that remove what the source does not have,
+	spare string           // and where the lease's own directory lies by the sandbox's word, which they leave out
 	looks string           // digest of all that the walk saw but content; "" when nobody asked
 }
 
@@ -187,7 +188,7 @@ func touchStamp(at time.Time) string {
 
 // Stage returns what the sandbox has to do with the uploaded load, whose archive has so many bytes.
 func (l *Load) Stage(dir string, bytes int64) RemoteStage {
-	return RemoteStage{Dir: dir, Bytes: bytes, Places: int64(len(l.places())), Gone: int64(len(l.gone))}
+	return RemoteStage{Dir: dir, Bytes: bytes, Places: int64(len(l.places())), Gone: int64(len(l.gone)), Spared: l.spare}
 }
 
 // write writes the content, if the file is still the one that the walk saw.

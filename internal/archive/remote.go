@@ -14,6 +14,8 @@ import (
 // cksum; a delta and a bundle also want stat, as GNU and busybox have it, and sha256sum. Each of them bears being delivered
 // twice.
 var (
+	//go:embed remote_own.sh
+	ownScript string
 	//go:embed remote_sweep.sh
 	sweepScript string
 	//go:embed remote_import.sh
@@ -55,7 +57,7 @@ const (
 	WordExtract  Word = "extract"  // tar refused the archive, or could not write
 	WordConflict Word = "conflict" // a directory and something else have the same name
 	WordDeep     Word = "deep"     // a directory that is too deep to be merged is there already, [Reply.Name]
-	WordReserved Word = "reserved" // the lease's own directory would be replaced
+	WordReserved Word = "reserved" // the lease's own directory is what it leads to, or would be replaced, [Reply.Name] of an import
 	WordCanceled Word = "canceled" // the cleanup was faster
 	WordPublish  Word = "publish"  // a rename failed; earlier renames stay
 	WordNotDir   Word = "notdir"
@@ -88,6 +90,7 @@ type RemoteStage struct {
 	Bytes  int64  // length of the archive
 	Places int64  // length of the list of large files; 0 when there are none
 	Gone   int64  // length of the list of what is to be removed; 0 when there is nothing
+	Spared string // where the lease's own directory lies in Dir, as that list leaves it out; "" if it does not
 }
 
 // Stage returns the scratch directory of a stage. Each has a name of its own, since two paths may be one directory.
@@ -106,13 +109,13 @@ const Writable = "writable"
 // It extracts into the scratch directories, which are on the destinations' own file systems, and then publishes by
 // rename. Directories that exist are kept, with their mode, and filled; everything else of the archive replaces what has
 // its name. A directory that meets something else, or the reverse, is a conflict: it is looked for before the first
-// rename.
+// rename, and so is whatever would touch the lease's own directory, with all links resolved.
 func (r RemoteImport) Script() string {
 	args := append([]string{r.Scratch, r.Own, r.Bundle, r.Digest, r.Marker, strconv.Itoa(len(r.Record))}, r.Record...)
 	for _, s := range r.Stages {
-		args = append(args, s.Dir, strconv.FormatInt(s.Bytes, 10), strconv.FormatInt(s.Places, 10), strconv.FormatInt(s.Gone, 10))
+		args = append(args, s.Dir, strconv.FormatInt(s.Bytes, 10), strconv.FormatInt(s.Places, 10), strconv.FormatInt(s.Gone, 10), s.Spared)
 	}
-	return command(lookScript+sweepScript+importScript, args...)
+	return command(lookScript+sweepScript+ownScript+importScript, args...)
 }
 
 // RemoteBundle is the script that tells whether a directory still is the bundle that an import made of it: it says
@@ -129,11 +132,12 @@ func (r RemoteBundle) Script() string {
 }
 
 // RemoteList is the script that lists what a directory holds, for [Load.Compare]. It writes the list into a file
-// [RemoteListed] of the scratch directory, and says [WordOK] with its length, [WordNoSource] if there is no directory, or
-// [WordNoList] if it cannot be listed.
+// [RemoteListed] of the scratch directory, and says [WordOK] with its length, [WordNoSource] if there is no directory,
+// [WordReserved] if it is the lease's own or lies in that, or [WordNoList] if it cannot be listed.
 type RemoteList struct {
 	Dir     string
 	Scratch string // name of the scratch directory, from [StageName]
+	Own     string // directory of the lease's own, absolute
 	Digests bool   // with the files' SHA-256
 }
 
@@ -146,7 +150,7 @@ func (r RemoteList) Script() string {
 	if r.Digests {
 		how = "digests"
 	}
-	return command(listScript, r.Dir, r.Scratch, how)
+	return command(ownScript+listScript, r.Dir, r.Scratch, how, r.Own)
 }
 
 // RemoteProbe returns a script that measures what the scratch directories hold, as [Reply.Bytes]: while that changes, the

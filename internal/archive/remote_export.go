@@ -21,7 +21,7 @@ var (
 // RemoteExport is an archive that a script makes in the sandbox, in pieces: so it needs a small fixed amount of the
 // sandbox's disk, and the host has the first piece while the later ones are made.
 type RemoteExport struct {
-	Scratch string   // scratch directory, absolute; its base from [StageName]
+	Scratch string   // scratch directory, absolute, in the lease's own, which is never archived; its base from [StageName]
 	Dir     string   // what to archive: a directory, absolute,
 	Files   []string // or these files, absolute, in that order; the members of the archive are called "./" and their last name
 	Root    string   // those that lie in it, by their paths, must do so with all links resolved; absolute
@@ -59,13 +59,14 @@ func (r RemoteExport) Make() string {
 	args := []string{
 		"make", r.Scratch, "0", strconv.FormatInt(size/pieceBlock, 10), strconv.Itoa(PieceCount), strconv.Itoa(patience), mood,
 	}
-	return command(sweepScript+sourceScript+exportScript, append(args, r.source()...)...)
+	return command(sweepScript+ownScript+sourceScript+exportScript, append(args, r.source()...)...)
 }
 
 // source returns the arguments that say what to archive.
 func (r RemoteExport) source() []string {
+	own := path.Dir(r.Scratch)
 	if r.Files != nil {
-		args := []string{"files", r.Root}
+		args := []string{"files", own, r.Root}
 		for files := r.Files; len(files) > 0; {
 			dir := path.Dir(files[0])
 			n := slices.IndexFunc(files, func(file string) bool { return path.Dir(file) != dir })
@@ -80,7 +81,7 @@ func (r RemoteExport) source() []string {
 		}
 		return args
 	}
-	return append([]string{"dir", r.Dir}, r.Exclude.TarArgs()...)
+	return append([]string{"dir", own, r.Dir}, r.Exclude.TarArgs()...)
 }
 
 // Take returns the script that removes the pieces before one that is still needed, and waits until the wanted one is

@@ -1,7 +1,7 @@
 # Makes an archive in pieces, of which few are on the disk at a time. Arguments: "make" or "take", the scratch directory,
 # the number of the piece that is wanted; for "take" also the first piece that is still needed; for "make" the blocks of
 # 64 KiB in a piece, how many pieces there may be, the seconds without a "take" after which nobody is taken to be interested
-# any more, "strict" or "live", and then what to archive, see remote_source.sh.
+# any more, "strict" or "live", the kind of source, the lease's own directory, and then what to archive, see remote_source.sh.
 #
 # "make" begins, and goes on in the background if there is more than one piece; "take" removes those that are not needed
 # any more, and says that somebody still is interested. Both wait until the wanted one is whole, and then say, each line after
@@ -70,8 +70,8 @@ if [ "$verb" = take ]; then
   answer
 fi
 
-blocks=$1 ring=$2 patience=$3 mood=$4 kind=$5
-shift 5
+blocks=$1 ring=$2 patience=$3 mood=$4 kind=$5 own=$6
+shift 6
 # fail WORD: says why there is no archive. Nothing of it goes on, and nothing is left.
 fail() {
   exec 3<&-

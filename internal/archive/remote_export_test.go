@@ -308,3 +308,57 @@ func TestExportNoticesChangesAndListsSockets(t *testing.T) {
 		t.Errorf("reply %+v, want ok, for changes were allowed, and one socket", got)
 	}
 }
+
+// By another name of what it lies in, the lease's own directory is left out, or the export is refused where tar cannot leave
+// it out. Nothing that lies in it is exported.
+func TestExportScriptLeavesTheLeasesDirectoryOut(t *testing.T) {
+	for _, kind := range append([]string{"zsh"}, sandboxes...) {
+		path := userland(t, kind)
+		ws, alias, above := aliased(t)
+		top := filepath.Join(t.TempDir(), "top")
+		if err := os.Symlink(filepath.Dir(alias), top); err != nil {
+			t.Fatal(err)
+		}
+		put(t, ws, map[string]string{"d/.leasehold/f": "f"})
+		refused := WordOK
+		if kind == "busybox" || kind == "bsdtar" {
+			refused = WordReserved
+		}
+		for _, tc := range []struct {
+			dir  string
+			want Word
+		}{
+			{ws, WordOK}, {alias, refused}, {above, refused}, {top, refused}, {alias + "/d", WordOK}, {alias + "/d/.leasehold", WordOK},
+			{alias + "/.leasehold", WordReserved}, {above + "/ws/.leasehold/bundles", WordReserved},
+		} {
+			t.Run(kind+", "+filepath.Base(tc.dir), func(t *testing.T) {
+				put(t, ws, map[string]string{".leasehold/bundles/b": "mine"})
+				r := RemoteExport{Scratch: filepath.Join(ws, ".leasehold", StageName()), Dir: tc.dir}
+				got := deliver(t, path, r.Make(), r.Scratch)
+				if got.Word != tc.want {
+					t.Fatalf("word %q, want %q", got.Word, tc.want)
+				}
+				if got.Word != WordOK || tc.dir == ws && refused != WordOK { // whose name tells the host what to leave out
+					return
+				}
+				data := pieces(t, r, got)
+				if bytes.Contains(data, []byte("lease.json")) || bytes.Contains(data, []byte("mine")) {
+					t.Error("the lease's own directory was archived")
+				}
+				if f := []byte("f\x00"); !bytes.Contains(data, f) {
+					t.Error("what is to be archived is missing")
+				}
+			})
+		}
+		t.Run(kind+", files", func(t *testing.T) {
+			r := RemoteExport{Scratch: filepath.Join(ws, ".leasehold", StageName()), Root: ws}
+			r.Files = []string{filepath.Join(ws, "kept"), filepath.Join(alias, "d/.leasehold/f"), filepath.Join(alias, ".leasehold/lease.json")}
+			if got := deliver(t, path, r.Make(), r.Scratch); got.Word != WordReserved || got.Bytes != 2 {
+				t.Errorf("%+v, want that the file of index 2 is reserved", got)
+			}
+			if r.Files = r.Files[:2]; deliver(t, path, r.Make(), r.Scratch).Word != WordOK {
+				t.Error("other files are refused")
+			}
+		})
+	}
+}

@@ -1,6 +1,7 @@
 # Takes in an upload. Arguments: scratch name, the lease's own directory, the bundle's name, its digest and its marker, each
 # empty for none; how many lines there are for the lease's list of writable directories, and these; then for each stage:
-# destination, bytes of the archive, bytes of the list of large files, bytes of the list of what is to be removed, 0 for none.
+# destination, bytes of the archive, bytes of the list of large files, bytes of the list of what is to be removed, 0 for none, and
+# the lease's own directory as that list leaves it out, by its path in the destination.
 # In <destination>/<scratch>, with -1, -2 and so on for further stages, lie the archive, tree.tar, and the large files:
 # large/0, large/1 and so on, with the list, large/places. The last line of output is "<scratch> <word>".
 set -u
@@ -17,15 +18,15 @@ while [ $lines -gt 0 ]; do
 done
 
 say() { printf '\n%s %s\n' "$mark" "$1"; }
-# each STEP DESTINATION BYTES PLACES GONE...: takes the step for each stage.
+# each STEP DESTINATION BYTES PLACES GONE SPARED...: takes the step for each stage.
 each() {
   step=$1 at=
   shift
   while [ $# -gt 0 ]; do
-    dest=$1 bytes=$2 places=$3 gone=$4 s=${1%/}/$mark$at
+    dest=$1 bytes=$2 places=$3 gone=$4 spared=$5 s=${1%/}/$mark$at
     dest=${dest%/}
     "$step" || return
-    shift 4
+    shift 5
     at=-$((${at#-}+1))
   done
 }
@@ -136,13 +137,22 @@ receive() {
   fi
   j=.leasehold-xfer-joins
   [ ! -f "$s/new/$j" ] || mv "$s/new/$j" "$s/joins" || fail extract
-  # The lease's own directory is not to be replaced, under whatever name the destination was reached.
-  if [ -e "$s/new/${own##*/}" ]; then
-    a=$(cd "${dest:-/}" && pwd -P) b=$(cd "${own%/*}/" 2>/dev/null && pwd -P) && [ "$a" = "$b" ] && fail reserved
+  met=0
+  [ -n "$bundle" ] || meet "$s/new" "$dest" || met=$?
+  # The lease's own directory is neither filled nor replaced nor removed, whatever the destination is called. What leads to it was
+  # made accessible, and in it, "." is always there.
+  enter "$dest"
+  if [ -n "$inner" ]; then
+    [ ! -e "$s/new/$inner" ] && [ ! -h "$s/new/$inner" ] || fail "reserved $dest/$bundle"
+    case $inner in "$bundle"/*) fail "reserved $dest/$bundle" ;; esac
+    [ "$gone" -eq 0 ] || [ "$inner" = "$spared" ] || fail "reserved $dest/"
   fi
-  if [ -z "$bundle" ]; then
-    meet "$s/new" "$dest" || { [ $? -ne 2 ] || fail extract; fail conflict; }
-    [ ! -f "$s/joins" ] || . "$s/joins"
+  case $met in
+    0) ;;
+    2) fail extract ;;
+    *) fail conflict ;;
+  esac
+  if [ -z "$bundle" ]; then [ ! -f "$s/joins" ] || . "$s/joins"
   elif [ -h "$dest/$bundle" ]; then fail conflict
   elif [ -e "$dest/$bundle" ] && [ ! -d "$dest/$bundle" ]; then fail conflict
   fi

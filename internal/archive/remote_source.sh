@@ -1,7 +1,7 @@
 # What to archive, for either way of an export. $kind is "dir", with a directory and arguments for GNU tar, or "files", with
-# the workspace and groups of files: how many, their directory, and their names. Whoever includes this defines "refuse", which
-# says why there is no archive, and "begin", which runs "feed" in a shell of its own, and sets $gnu and $record, the blocks of
-# GNU tar's records.
+# the workspace and groups of files: how many, their directory, and their names. $own is the lease's own directory, which is
+# never archived. Whoever includes this defines "refuse", which says why there is no archive, and "begin", which runs "feed" in a
+# shell of its own, and sets $gnu and $record, the blocks of GNU tar's records.
 
 # inside DIRECTORY: whether the present directory is in the workspace, if its path says so. The system says where it is.
 inside() {
@@ -50,13 +50,19 @@ survey() {
 
 # feed COUNT DIRECTORY ARGUMENTS...: runs tar in a directory that was entered, and then found to be in the workspace: nobody
 # can lead it elsewhere any more. It archives the last COUNT arguments, which are names there, or all of it. GNU tar does
-# not follow a link that takes a file's place; what is not a file is refused by the host.
+# not follow a link that takes a file's place; what is not a file is refused by the host. The host leaves out the lease's own
+# directory where the paths tell where it is; where links lead there, only GNU tar can.
 feed() {
   count=$1 dir=$2
   shift 2
-  cd -P "$dir/" 2>/dev/null || exit 66
+  enter "$dir" || exit 66
+  [ "$inner" != . ] || exit 67
   if [ "$kind" = dir ]; then
-    [ -n "$gnu" ] || set -- # other tars have other patterns; the host applies them all
+    if [ -z "$gnu" ]; then
+      [ -z "$inner" ] || [ "$own" = "${dir%/}/$inner" ] || exit 67
+      set -- # other tars have other patterns; the host applies them all
+    elif [ -n "$inner" ]; then set -- "$@" --anchored --no-wildcards --exclude="./$inner"
+    fi
     set -- "$@" .
   else
     inside "${dir%/}" || exit 65
@@ -100,6 +106,7 @@ judge() {
     1,?*) if [ "$mood" = live ]; then word=ok; else word=changed; fi ;;
     65,*) word="outside ${3:-0}" ;;
     66,*) word=changed ;; # it was there
+    67,*) word="reserved ${3:-0}" ;;
     127,*) word=notar ;;
     *)
       case $2 in

@@ -1,5 +1,6 @@
 # Sends an archive through a raw terminal. Bash; arguments: a mark, the size of a chunk in bytes, the seconds that it waits
-# for each request, "strict" or "live", and then what to archive, see remote_source.sh.
+# for each request, "strict" or "live", the kind of source, the lease's own directory, and then what to archive,
+# see remote_source.sh.
 # It writes nothing but to the terminal.
 #
 # It says "<mark> ready", a line with a byte of each value, and "<mark> probed", and is told "raw" or "base64". To each line "next <number>",
@@ -10,8 +11,8 @@ set -u
 exec 2>/dev/null
 export LC_ALL=C COPYFILE_DISABLE=1
 unset TAR_OPTIONS
-mark=$1 size=$2 patience=$3 mood=$4 kind=$5
-shift 5
+mark=$1 size=$2 patience=$3 mood=$4 kind=$5 own=$6
+shift 6
 
 say() { printf '%s %s\n' "$mark" "$*"; }
 # hear: the host's next line. It is told apart from silence, after which nobody is there any more.

@@ -285,21 +285,97 @@ func TestF2ImportScriptRefusesBeforeItPublishes(t *testing.T) {
 	}
 }
 
-func TestImportScriptProtectsTheLeasesDirectory(t *testing.T) {
-	src, dest := t.TempDir(), t.TempDir()
-	put(t, src, map[string]string{".leasehold/lease.json": "forged", "x": "x"})
-	put(t, dest, map[string]string{".leasehold/lease.json": "mine"})
-	alias := filepath.Join(t.TempDir(), "alias")
-	if err := os.Symlink(dest, alias); err != nil {
+// aliased makes a workspace with a lease's own directory, and returns it and other names, of it and of the directory above it.
+func aliased(t testing.TB) (ws, alias, above string) {
+	t.Helper()
+	base := t.TempDir()
+	ws, alias, above = filepath.Join(base, "it's *\n[u]", "ws"), filepath.Join(base, "alias"), filepath.Join(base, "above")
+	put(t, ws, map[string]string{".leasehold/lease.json": "mine", "kept": "kept"})
+	if err := errors.Join(os.Symlink(ws, alias), os.Symlink(filepath.Dir(ws), above)); err != nil {
 		t.Fatal(err)
 	}
-	r := uploaded(t, src, alias)
-	r.Own = filepath.Join(dest, ".leasehold")
-	if got := deliver(t, os.Getenv("PATH"), r.Script(), r.Scratch); got.Word != WordReserved {
+	return ws, alias, above
+}
+
+// What would reach the lease's own directory by another name of what it lies in is refused before anything is published, and
+// nothing else is.
+func TestImportScriptProtectsTheLeasesDirectory(t *testing.T) {
+	const remove = "rm -f -- './.leasehold/lease.json' || exit 1\n"
+	for _, kind := range append([]string{"zsh"}, sandboxes...) {
+		path := userland(t, kind)
+		for name, tc := range map[string]struct {
+			alias, above      string // destination, below one of these
+			entry             string
+			bundle, gone, own string // own as the list of what is gone leaves it out
+			want              Word
+		}{
+			"replaced":              {alias: ".", entry: ".leasehold/lease.json", want: WordReserved},
+			"replaced by a file":    {alias: ".", entry: ".leasehold", want: WordReserved},
+			"replaced from above":   {above: ".", entry: "ws/.leasehold/lease.json", want: WordReserved},
+			"removed":               {alias: ".", entry: "x", gone: remove, want: WordReserved},
+			"removed from above":    {above: ".", entry: "x", gone: remove, own: ".leasehold", want: WordReserved},
+			"within a bundle":       {above: ".", entry: "x", bundle: "ws", want: WordReserved},
+			"filled":                {alias: ".leasehold", entry: "lease.json", want: WordReserved},
+			"filled further down":   {alias: ".leasehold/bundles", entry: "x", want: WordReserved},
+			"a bundle in it":        {alias: ".leasehold", entry: "x", bundle: "b", want: WordReserved},
+			"beside it":             {alias: ".", entry: "x", want: WordOK},
+			"beside it, from above": {above: ".", entry: "ws/x", want: WordOK},
+			"below the workspace":   {above: "ws/d", entry: ".leasehold", want: WordOK},
+			"a bundle beside it":    {alias: ".", entry: "x", bundle: "b", want: WordOK},
+			"left out of the list":  {alias: ".", entry: "x", gone: "rm -f -- './kept' || exit 1\n", own: ".leasehold", want: WordOK},
+		} {
+			t.Run(kind+", "+name, func(t *testing.T) {
+				ws, alias, above := aliased(t)
+				dest := filepath.Join(alias, tc.alias)
+				if tc.above != "" {
+					dest = filepath.Join(above, tc.above)
+				}
+				src, before := t.TempDir(), contents(t, ws)
+				put(t, src, map[string]string{tc.entry: "forged"})
+				opt := WriteOptions{}
+				if tc.bundle != "" {
+					opt.Prefix = tc.bundle + "/"
+				}
+				r := uploadedWith(t, src, dest, opt)
+				r.Own, r.Bundle, r.Marker = filepath.Join(ws, ".leasehold"), tc.bundle, filepath.Join(ws, ".leasehold", "bundles", "x")
+				r.Stages[0].Gone, r.Stages[0].Spared = int64(len(tc.gone)), tc.own
+				put(t, filepath.Dir(upload(r)), map[string]string{"gone": tc.gone})
+				got := deliver(t, path, r.Script(), r.Scratch)
+				if got.Word != tc.want || tc.want == WordReserved && filepath.Clean(got.Name) != filepath.Join(dest, tc.bundle) {
+					t.Errorf("word %q of %q, want %q", got.Word, got.Name, tc.want)
+				}
+				after := contents(t, ws)
+				if tc.want == WordReserved {
+					if diff := cmp.Diff(before, after); diff != "" {
+						t.Errorf("workspace mismatch (-want +got):\n%s", diff)
+					}
+				} else if body, _ := os.ReadFile(filepath.Join(dest, tc.bundle, tc.entry)); string(body) != "forged" || after[".leasehold/lease.json"] != "mine" {
+					t.Errorf("%q was published, beside %q", body, after)
+				}
+			})
+		}
+	}
+}
+
+// What the modes of an upload hide from the sandbox's user is found all the same.
+func TestImportScriptProtectsTheLeasesDirectoryFromShutOnes(t *testing.T) {
+	ws, _, above := aliased(t)
+	data := tarball(t, entry{kind: '5', name: "ws/", mode: 0o200}, entry{name: "ws/.leasehold/lease.json", body: "forged"})
+	r := RemoteImport{Scratch: StageName(), Own: filepath.Join(ws, ".leasehold"), Stages: []RemoteStage{{Dir: above, Bytes: int64(len(data))}}}
+	put(t, filepath.Dir(upload(r)), map[string]string{RemoteArchive: string(data)})
+	var user *syscall.SysProcAttr // from whom a mode can hide something
+	if os.Geteuid() == 0 {
+		user = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+		out, err := exec.Command("sh", "-c", `chmod 755 "$1" && chown -R 65534:65534 "$1"`, "sh", filepath.Dir(filepath.Dir(above))).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	if got := deliverAs(t, user, os.Getenv("PATH"), r.Script(), r.Scratch); got.Word != WordReserved {
 		t.Errorf("word %q, want reserved", got.Word)
 	}
-	if diff := cmp.Diff(map[string]string{".leasehold/lease.json": "mine"}, contents(t, dest)); diff != "" {
-		t.Errorf("destination mismatch (-want +got):\n%s", diff)
+	if diff := cmp.Diff(map[string]string{".leasehold/lease.json": "mine", "kept": "kept"}, contents(t, ws)); diff != "" {
+		t.Errorf("workspace mismatch (-want +got):\n%s", diff)
 	}
 }
 

@@ -57,7 +57,7 @@ type Terminal struct {
 }
 
 // NewTerminal makes a reader of an archive of at most limit bytes; 0 is no limit. The mark is the base of the scratch
-// directory's name, of which nothing else is used: none is made.
+// directory's name. None is made.
 func NewTerminal(rw io.ReadWriter, r RemoteExport, limit int64) *Terminal {
 	return &Terminal{
 		rw: rw, in: bufio.NewReaderSize(rw, 64<<10), r: r, mark: markOf(r),
@@ -96,7 +96,7 @@ func (t *Terminal) script() string {
 		mood = "live"
 	}
 	args := append([]string{t.mark, strconv.Itoa(terminalChunk), strconv.Itoa(terminalPatience), mood}, t.r.source()...)
-	return "set -- " + script.QuoteAll(args) + "\n" + sourceScript + terminalScript + "\x00"
+	return "set -- " + script.QuoteAll(args) + "\n" + ownScript + sourceScript + terminalScript + "\x00"
 }
 
 // Read reads the next bytes of the archive.

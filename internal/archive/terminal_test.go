@@ -160,7 +160,7 @@ func TestTerminalWhoseTarDies(t *testing.T) {
 			t.Fatal(err)
 		}
 		src := t.TempDir()
-		term, wait := terminalOn(t, RemoteExport{Scratch: filepath.Join(src, StageName()), Dir: src}, true, "PATH="+bin+":"+os.Getenv("PATH"))
+		term, wait := terminalOn(t, RemoteExport{Scratch: filepath.Join(src, ".leasehold", StageName()), Dir: src}, true, "PATH="+bin+":"+os.Getenv("PATH"))
 		n, err := io.Copy(io.Discard, term)
 		var failure *Error
 		if !errors.As(err, &failure) || failure.Kind != ErrRead || term.Reply() == nil || term.Reply().Word == WordOK {
@@ -213,7 +213,7 @@ func sendTree(t *testing.T, clean bool) {
 	src, dest := t.TempDir(), filepath.Join(t.TempDir(), "dest")
 	oddTree(t, src)
 	put(t, src, map[string]string{"large": strings.Repeat("0123456789", 100_000)})
-	request := RemoteExport{Scratch: filepath.Join(src, StageName()), Dir: src}
+	request := RemoteExport{Scratch: filepath.Join(src, ".leasehold", StageName()), Dir: src}
 	term, wait := terminalOn(t, request, clean)
 	sum, err := Extract(context.Background(), term, dest, ExtractOptions{ReserveStep: 1})
 	if err != nil {
