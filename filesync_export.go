@@ -147,7 +147,8 @@ const MaxExportFiles = 500
 
 // Files copies regular files of the sandbox, each as by [Exporter.File], in as many requests as one takes. All of them
 // are proved to be complete before the first is published; publishing is a series of renames, and if one of them is
-// refused, the earlier files stay, and the error says so. No two may have the same local path. There may be
+// refused, the earlier files stay, and the error says so. No two may have the same local path: where the host's file system
+// only folds their names into one, in case or Unicode form, the later one is refused so, with [ErrConflict]. There may be
 // [MaxExportFiles] of them: for more, export their directory. None is no request.
 func (x *Exporter) Files(ctx context.Context, files []FileMapping, options ExportOptions) (TransferResult, error) {
 	return x.files(ctx, "export files", files, options)

@@ -229,3 +229,43 @@ func TestF2TwoFilesOfOneDestinationAreRefused(t *testing.T) {
 	}
 	onlyEntries(t, filepath.Join(dir, "d"), "f")
 }
+
+func TestF2FilesThatTheHostCannotTellApartAreRefused(t *testing.T) {
+	dir := t.TempDir()
+	put(t, dir, map[string]string{"A": ""})
+	_, err := os.Stat(filepath.Join(dir, "a"))
+	folds := err == nil
+	data := tarball(t, entry{name: "1", body: "1"}, entry{name: "2", body: "2"})
+	paths := []string{filepath.Join(dir, "Report"), filepath.Join(dir, "report")}
+	_, err = ExtractFiles(t.Context(), bytes.NewReader(data), []Target{{"1", paths[0], 0}, {"2", paths[1], 0}}, ExtractOptions{})
+	if folds {
+		wantKind(t, err, ErrType)
+		onlyEntries(t, dir, "A", "Report")
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	onlyEntries(t, dir, "A", "Report", "report")
+	// As it looks where names are folded: what was published under one name is there under the other.
+	var stages []*stage
+	for i, path := range paths {
+		st, err := newStage(path, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer st.close()
+		if i == 1 {
+			if err := errors.Join(os.Remove(path), os.Link(paths[0], path)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := os.WriteFile(filepath.Join(dir, st.name), []byte("new"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err = st.publishFile(stages); i == 0 && err != nil || i == 1 && !errors.Is(err, ErrType) {
+			t.Errorf("%s: %v", path, err)
+		}
+		stages = append(stages, st)
+	}
+}

@@ -17,8 +17,8 @@ type Target struct {
 // ExtractFiles makes each target a regular file with the content of one member of the archive, which has exactly these
 // members, in this order. Several archives may follow each other. Each is written beside its destination, gets its mode and
 // time, and takes its place by rename once the archive has proved to be whole. On any failure before the first rename, all
-// earlier files are as they were. A destination that is a link or not a regular file is refused with [ErrType], before
-// anything is read; an archive of other members, or with one that is not a regular file, with [ErrUnsafe].
+// earlier files are as they were. A destination that is a link or not a regular file, or given twice, is refused with
+// [ErrType], before anything is read; one that only the host cannot tell from another, before it is renamed; an archive of other members, or with one that is not a regular file, with [ErrUnsafe].
 //
 // Until they are published, two files are held open for each target.
 func ExtractFiles(ctx context.Context, r io.Reader, targets []Target, opt ExtractOptions) (Summary, error) {
@@ -64,13 +64,9 @@ func ExtractFiles(ctx context.Context, r io.Reader, targets []Target, opt Extrac
 		}
 	}
 	for i, st := range stages {
-		if err := st.parent.Rename(st.name, st.base); err != nil {
-			if i > 0 {
-				return sum, fail(ErrDest, targets[i].Path, "earlier files are in their places", err)
-			}
-			return sum, fail(ErrDest, targets[i].Path, "", err)
+		if err := st.publishFile(stages[:i]); err != nil {
+			return sum, err
 		}
-		st.name = ""
 	}
 	return sum, nil
 }

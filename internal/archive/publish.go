@@ -154,6 +154,31 @@ func stageAbandoned(parent *os.Root, name string) bool {
 	return known && free || !known && age > stageUnknown
 }
 
+// publishFile puts the prepared file in the destination's place, after earlier ones.
+func (s *stage) publishFile(earlier []*stage) error {
+	stay := ""
+	if len(earlier) > 0 {
+		stay = "earlier files are in their places"
+	}
+	// A file system that folds case or Unicode forms has one of them there, if it takes both names for one.
+	if there, err := s.parent.Lstat(s.base); err == nil {
+		for _, other := range earlier {
+			if os.SameFile(other.before, there) {
+				return fail(ErrType, s.path, "it is the destination of two files: "+stay, nil)
+			}
+		}
+	}
+	made, err := s.parent.Lstat(s.name)
+	if err == nil {
+		err = s.parent.Rename(s.name, s.base)
+	}
+	if err != nil {
+		return fail(ErrDest, s.path, stay, err)
+	}
+	s.name, s.before = "", made
+	return nil
+}
+
 // publishDir puts the prepared directory in the destination's place, and removes what was there.
 // It returns the path of earlier content that would not go away.
 func (s *stage) publishDir(asked fs.FileMode) (leftover string, err error) {
