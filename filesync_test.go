@@ -236,8 +236,15 @@ func TestImportRefusesConflictsBeforeItChangesAnything(t *testing.T) {
 	ws, local := l.Ref().Workspace, t.TempDir()
 	writeFiles(t, ws, map[string]string{"a": "old", "d": "a file"})
 	writeFiles(t, local, map[string]string{"a": "new", "d/f": "new"})
-	_, err := l.Importer().Dir(t.Context(), local, "", ImportOptions{})
+	for _, dest := range []string{"", "a", "a/b/c"} {
+		_, err := l.Importer().Dir(t.Context(), local, dest, ImportOptions{})
+		wantError(t, err, KindConflict)
+	}
+	_, err := l.Importer().Files(t.Context(), []FileMapping{{Local: "go.mod", Remote: "0/x"}, {Local: "go.mod", Remote: "a/x"}}, ImportOptions{})
 	wantError(t, err, KindConflict)
+	if err := os.Remove(ws + "/0"); err != nil { // which is empty
+		t.Error(err)
+	}
 	if diff := cmp.Diff(map[string]string{"a": "-rw-r--r-- old", "d": "-rw-r--r-- a file"}, tree(t, ws)); diff != "" {
 		t.Errorf("workspace mismatch (-want +got):\n%s", diff)
 	}

@@ -320,11 +320,17 @@ func (t *transfer) upload(ctx context.Context, scratch []string, loads []*archiv
 
 var errUploadEnded = errors.New("the upload ended")
 
-// uploadFailed is the error of an upload. That the disk is full is told apart, for the caller can do something about it.
+// uploadFailed is the error of an upload. What the caller can do something about is told apart: a full disk, and a file where
+// the destination, or what leads to it, has to be a directory.
 func (t *transfer) uploadFailed(ctx context.Context, err error) error {
 	var remote *daytona.Error
-	if errors.As(err, &remote) && remote.NoSpace() {
-		return t.refused(archive.WordNoSpace)
+	if errors.As(err, &remote) {
+		switch {
+		case remote.NoSpace():
+			return t.refused(archive.WordNoSpace)
+		case remote.NotDirectory():
+			return t.refused(archive.WordConflict)
+		}
 	}
 	return t.archived(ctx, err)
 }

@@ -124,6 +124,8 @@ var (
 	wordNoSpace = []wording{
 		{[]int{400, 500, 507}, "no space left on device"}, {[]int{400, 500, 507}, "disk quota exceeded"}, {[]int{400, 500, 507}, "file too large"},
 	}
+	// The same of ENOTDIR: "/f/x: mkdir /f: not a directory".
+	wordNotDirectory = []wording{{[]int{400, 500}, ": not a directory"}}
 	// NestJS, when a path has no handler at all: the base URL is wrong, and nothing is known about the sandbox.
 	wordNoRoute = []wording{{[]int{404}, "cannot get /"}, {[]int{404}, "cannot post /"}, {[]int{404}, "cannot put /"}, {[]int{404}, "cannot delete /"}}
 )
@@ -222,6 +224,9 @@ func (e *Error) ShellGone() bool {
 
 // NoSpace reports that the sandbox's disk, quota or file size limit is exhausted, as far as the daemon said so.
 func (e *Error) NoSpace() bool { return e.says(wordNoSpace) }
+
+// NotDirectory reports that something else is where a path needs a directory, as far as the daemon said so.
+func (e *Error) NotDirectory() bool { return e.says(wordNotDirectory) }
 
 // maxMessage bounds the provider text that an Error keeps.
 const maxMessage = 4 << 10

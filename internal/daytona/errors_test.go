@@ -31,7 +31,7 @@ func class(e *Error) []string {
 		{"Pending", e.Pending()}, {"NameTaken", e.NameTaken()}, {"Quota", e.Quota()}, {"NoRunner", e.NoRunner()},
 		{"StartFailed", e.StartFailed()}, {"NotStarted", e.NotStarted()},
 		{"ContainerGone", e.ContainerGone()}, {"NotYet", e.NotYet()}, {"SessionMissing", e.SessionMissing()}, {"ShellGone", e.ShellGone()},
-		{"NoSpace", e.NoSpace()},
+		{"NoSpace", e.NoSpace()}, {"NotDirectory", e.NotDirectory()},
 	} {
 		if c.is {
 			is = append(is, c.name)
@@ -82,6 +82,7 @@ func TestRepliesAreClassified(t *testing.T) {
 		{"a missing file", OpStat, 404, "", false, nil},
 		{"a missing terminal", OpResizePTY, 404, `{"error":"PTY session not found"}`, true, []string{"NotFound"}},
 		{"the terminal's shape for another call", OpExecute, 404, `{"error":"not found"}`, false, nil},
+		{"an upload to below a file", OpUpload, 400, `{"errors":["/f/x: mkdir /f: not a directory"],"files":[]}`, true, []string{"NotDirectory"}},
 		{"an upload to a full disk", OpUpload, 400, `{"errors":["/x: write /x: no space left on device"],"files":[]}`, true, []string{"NoSpace"}},
 		{"null", OpGet, 404, "null", false, nil},
 		{"a list", OpGet, 404, "[]", false, nil},
