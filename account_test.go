@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/leasehold-go/leasehold/internal/emulator"
@@ -308,5 +309,49 @@ func TestKeyForSandboxPathsOnly(t *testing.T) {
 	}
 	if receipt, err := with("rotated-key").Destroy(t.Context(), keep); err != nil || receipt.State != ReceiptDestroyed {
 		t.Errorf("Destroy() with a rotated key = %+v, %v, want destroyed", receipt, err)
+	}
+}
+
+// TestEnvelopesNameTheAccount that was attested by the time they are made, so that a rotated key can go on with them.
+func TestEnvelopesNameTheAccount(t *testing.T) {
+	for name, tt := range map[string]struct {
+		post emulator.Fault
+		want Kind
+	}{
+		"seen by the compensation alone": {emulator.Fault{Action: emulator.StatusAfter, Status: 400, Body: structured(400, "no")}, KindRefused},
+		"learnt by another acquisition":  {emulator.Fault{Action: emulator.DropBefore}, KindUncertain},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, Config{Store: newMemoryStore()})
+				tt.post.Method, tt.post.Path = "POST", "/api/sandbox"
+				w.server.SetFaults(tt.post, emulator.Fault{Method: "DELETE", Count: -1, Action: emulator.StatusBefore, Status: 403, Body: structured(403, "Forbidden")})
+				ended := make(chan error, 1)
+				go func() { _, err := w.Acquire(t.Context(), request()); ended <- err }()
+				if tt.want == KindUncertain {
+					time.Sleep(time.Second)
+					w.acquired(t)
+				}
+				e := wantError(t, <-ended, tt.want)
+				if e.Cleanup == nil {
+					t.Fatalf("error = %+v, want an envelope", e)
+				}
+				account := w.account.of(w.server.Organization())
+				if e.Cleanup.Account != account {
+					t.Errorf("the envelope's account is %q, want %q", e.Cleanup.Account, account)
+				}
+				if r := listed(t, w.cfg.Store)[e.Cleanup.Attempt]; r.Envelope.Account != account {
+					t.Errorf("the record's account is %q, want %q", r.Envelope.Account, account)
+				}
+				w.server.SetFaults()
+				w.server.SetKey("rotated-key", emulator.Key{Organization: w.server.Organization()})
+				rotated := &rig{provider: w.another(t, Config{APIKey: "rotated-key"}), server: w.server}
+				if tt.want == KindRefused {
+					rotated.settle(t, e.Cleanup)
+				} else if _, err := rotated.Inspect(t.Context(), *e.Cleanup); !errors.Is(err, ErrUncertain) {
+					t.Errorf("Inspect() under a rotated key = %v, want ErrUncertain", err)
+				}
+			})
+		})
 	}
 }

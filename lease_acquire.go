@@ -477,12 +477,14 @@ func (a *acquisition) compensate(work context.Context, err error) *Error {
 				return first
 			}
 			if submitted {
-				first.Cleanup = creation.envelope(first.Phase, "")
+				first.Cleanup = a.envelope(first.Phase)
 			}
 			if refused {
 				a.p.markRefused(creation)
 			}
-			a.p.ledger.leaveAs(work, creation.Attempt, func(r *Record) { r.Refused = refused })
+			a.p.ledger.leaveAs(work, creation.Attempt, func(r *Record) {
+				r.Refused, r.Envelope.Account = refused, a.p.account.known()
+			})
 			return first
 		}
 		observed = sb.ID
@@ -500,7 +502,7 @@ func (a *acquisition) compensate(work context.Context, err error) *Error {
 	}
 	if err != nil { // what another process has taken over is in its hands, and what cannot be recorded is not deleted
 		a.p.uncleaned(a.op, t)
-		first.Cleanup = creation.envelope(first.Phase, observed)
+		first.Cleanup = a.envelope(first.Phase)
 		a.p.ledger.leave(work, creation.Attempt)
 		return first
 	}
@@ -532,6 +534,19 @@ func (a *acquisition) fail(err *Error) *Error {
 	return &first
 }
 
+// envelope returns what is needed to account for the creation, with what is known of it by now.
+func (a *acquisition) envelope(phase Phase) *CleanupEnvelope {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.envelopeLocked(phase)
+}
+
+// envelopeLocked is envelope for a caller that has the lock.
+func (a *acquisition) envelopeLocked(phase Phase) *CleanupEnvelope {
+	a.creation.Account = a.p.account.known() // another acquisition may have learnt it
+	return a.creation.envelope(phase, a.observed)
+}
+
 // abandon returns the error for a caller that leaves: the compensation goes on without it.
 func (a *acquisition) abandon(err *Error) *Error {
 	first := a.fail(err)
@@ -539,7 +554,7 @@ func (a *acquisition) abandon(err *Error) *Error {
 	defer a.mu.Unlock()
 	a.left = true
 	if a.submitted {
-		first.Cleanup = a.creation.envelope(first.Phase, a.observed)
+		first.Cleanup = a.envelopeLocked(first.Phase)
 		if first.Dispatched == "" || first.Dispatched == DispatchedNo {
 			first.Dispatched = DispatchedUnknown
 		}

@@ -370,7 +370,9 @@ func (g *ledger) settle(ctx context.Context, attempt string, gone bool) {
 }
 
 // leave leaves a record to the sweep.
-func (g *ledger) leave(ctx context.Context, attempt string) { g.leaveAs(ctx, attempt, func(*Record) {}) }
+func (g *ledger) leave(ctx context.Context, attempt string) {
+	g.leaveAs(ctx, attempt, func(*Record) {})
+}
 
 // leaveAs leaves a record, changed, to the sweep.
 func (g *ledger) leaveAs(ctx context.Context, attempt string, f func(*Record)) {
