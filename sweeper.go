@@ -42,8 +42,10 @@ type SweeperOptions struct {
 	// destroys the stopped ones, too, deletes what was to be resumed. It may keep it; then it is asked again after
 	// MaxDelay, of which the last half is random. It may be called at the same time for different records, must return
 	// when its context ends, and must leave it to the sweep to give the lease back, which it would wait for.
-	// Nil: a lease that was in use is destroyed if it is not reusable, and else stopped; a stopped one is kept until it
-	// is resumed, destroyed, or deleted by the provider. An unknown disposition keeps it.
+	// Nil: what Record.Orphan says of a lease that was in use. It is destroyed if it is not reusable, and else stopped. One that
+	// was resumed, or bound and used, and was not on the list then, because it had been given back and kept or was acquired
+	// without a store, is stopped in any case. A stopped one is kept until it is resumed, destroyed, or deleted by the
+	// provider, which after ReleaseOptions.Retain it is not. An unknown disposition keeps it.
 	OnOrphan func(context.Context, Record) Disposition
 }
 
