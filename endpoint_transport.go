@@ -23,7 +23,9 @@ func (e *Endpoint) Client() *http.Client { return &http.Client{Transport: e.Tran
 //
 // A request that the provider's proxy refuses for its token, which then never reached the service, is sent once more if the
 // provider has replaced the token and the body can be read again ([http.Request.GetBody]); otherwise it fails with
-// [ErrAuth]. No answer of the service's is taken for such a refusal, its own 401 included.
+// [ErrAuth]. A service's own 401 is not taken for such a refusal, unless it has the form and the words of the proxy's. The
+// answer to a HEAD has no body to tell by: if it is a 401 of JSON, the token is asked for, and the request sent once more if
+// that was replaced.
 //
 // A reply counts as use of the lease until its body was read to its end or closed, a WebSocket until it was closed. When the
 // lease is given back, requests, bodies and WebSockets end with [ErrClosed]. Errors are [*Error], those of bodies included.
@@ -98,11 +100,16 @@ func (e *Endpoint) send(ctx context.Context, op string, req *http.Request, addre
 	out := req.Clone(ctx)
 	out.URL, out.Host = address, ""
 	resp, err := e.l.client.Preview(out, grant.token)
-	if !refusedToken(err) {
+	doubtful := err == nil && mayBeRefused(req, resp)
+	if !doubtful && !refusedToken(err) {
 		return resp, previewFailure(op, err)
 	}
 	fresh, failure := e.refresh(ctx, op, grant)
 	switch {
+	case doubtful && (failure != nil || fresh.token == grant.token):
+		return resp, nil // it is the service's, as far as anybody can say
+	case doubtful:
+		resp.Body.Close()
 	case failure != nil:
 		return nil, failure
 	case fresh.token == grant.token:
@@ -128,6 +135,12 @@ func (e *Endpoint) send(ctx context.Context, op string, req *http.Request, addre
 func refusedToken(err error) bool {
 	remote, ok := err.(*daytona.Error)
 	return ok && remote.Unauthorized()
+}
+
+// mayBeRefused reports that the answer may be the proxy's refusal of the token, which only its body would tell.
+func mayBeRefused(req *http.Request, resp *http.Response) bool {
+	return req.Method == http.MethodHead && (req.Body == nil || req.Body == http.NoBody) &&
+		resp.StatusCode == http.StatusUnauthorized && strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json")
 }
 
 func previewFailure(op string, err error) *Error {

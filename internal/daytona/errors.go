@@ -263,6 +263,7 @@ func parseReply(op string, status int, body []byte) reply {
 	message, hasMessage := text("message")
 	code, _ := text("code")
 	path, hasPath := text("path")
+	_, hasMethod := text("method")
 	_, hasTime := text("timestamp")
 	short, hasShort := text("error")
 
@@ -270,6 +271,8 @@ func parseReply(op string, status int, body []byte) reply {
 	switch {
 	case onControlPlane(op):
 		r.structured = sameStatus && hasMessage && hasPath && path != "" && hasTime && hasShort
+	case op == OpPreview: // services answer, too, and may say some of it
+		r.structured = sameStatus && hasMessage && hasTime && path != "" && hasMethod
 	case hasMessage:
 		r.structured = sameStatus && hasTime
 	case isPTY(op) && hasShort && len(fields) == 1:

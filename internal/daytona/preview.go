@@ -119,11 +119,17 @@ func (c *Client) Preview(req *http.Request, token string) (*http.Response, error
 	return resp, nil
 }
 
-// maxRefusal bounds the body of an answer that may be the proxy's.
-const maxRefusal = 4 << 10
+// The bounds of a body that may be the proxy's, which sends it in one piece.
+const (
+	maxRefusal  = 4 << 10
+	refusalTime = time.Second
+)
 
-// refusal tells the proxy's own refusals from the answers of the service: by the shape of its error bodies, and by its
-// redirect (307) to the provider's login, from which a person would come back to /callback of the preview's domain. A
+// refusalStart is what the proxy's messages begin with.
+var refusalStart = map[int]string{http.StatusUnauthorized: "unauthorized: ", http.StatusBadRequest: "bad request: "}
+
+// refusal tells the proxy's own refusals from the answers of the service: by the shape and the words of its error bodies, and
+// by its redirect (307) to the provider's login, from which a person would come back to /callback of the preview's domain. A
 // service that imitates them makes its own clients ask again, and nothing else.
 func refusal(req *http.Request, resp *http.Response) *Error {
 	switch resp.StatusCode {
@@ -135,29 +141,68 @@ func refusal(req *http.Request, resp *http.Response) *Error {
 		if !strings.HasPrefix(resp.Header.Get("Content-Type"), "application/json") || resp.ContentLength > maxRefusal {
 			return nil
 		}
-		body, err := io.ReadAll(io.LimitReader(resp.Body, maxRefusal+1))
-		rest := io.MultiReader(bytes.NewReader(body), failing{err}, resp.Body)
-		resp.Body = struct {
-			io.Reader
-			io.Closer
-		}{rest, resp.Body}
-		said := parseReply(OpPreview, resp.StatusCode, body)
+		said := parseReply(OpPreview, resp.StatusCode, peek(resp))
 		e := &Error{Op: OpPreview, Reason: ReasonStatus, Status: resp.StatusCode, Structured: said.structured, Code: said.code, Message: said.message, Dispatch: DispatchNo}
-		if len(body) <= maxRefusal && said.structured && (e.says(wordPreviewRefused) || e.says(wordNotStarted) || e.says(wordContainerGone)) {
+		if said.structured && strings.HasPrefix(said.message, refusalStart[resp.StatusCode]) &&
+			(e.says(wordPreviewRefused) || e.says(wordNotStarted) || e.says(wordContainerGone)) {
 			return e
 		}
 	}
 	return nil
 }
 
-// failing is a reader at its end, or one that failed.
-type failing struct{ err error }
-
-func (f failing) Read([]byte) (int, error) {
-	if f.err != nil {
-		return 0, f.err
+// peek returns the body of the answer, and leaves it to be read all the same. It returns nothing of one that is longer than
+// maxRefusal or takes longer than refusalTime: a service may keep it open.
+func peek(resp *http.Response) []byte {
+	over := time.NewTimer(refusalTime)
+	defer over.Stop()
+	body, head := resp.Body, []byte(nil)
+	for {
+		next := &piece{read: make(chan struct{})}
+		go func() {
+			defer close(next.read)
+			next.data = make([]byte, maxRefusal+1)
+			var n int
+			n, next.err = body.Read(next.data)
+			next.data = next.data[:n]
+		}()
+		var whole []byte
+		select {
+		case <-next.read:
+			head = append(head, next.data...)
+			if next.data = nil; next.err == nil && len(head) <= maxRefusal {
+				continue
+			}
+			if len(head) <= maxRefusal {
+				whole = head
+			}
+		case <-over.C:
+		}
+		resp.Body = struct {
+			io.Reader
+			io.Closer
+		}{io.MultiReader(bytes.NewReader(head), next, body), body}
+		return whole
 	}
-	return 0, io.EOF
+}
+
+// piece is what one read of a body gives, once it does.
+type piece struct {
+	read chan struct{} // closed when it did
+	data []byte
+	err  error
+}
+
+func (p *piece) Read(into []byte) (int, error) {
+	<-p.read
+	if len(p.data) == 0 && p.err == nil {
+		return 0, io.EOF
+	}
+	n := copy(into, p.data)
+	if p.data = p.data[n:]; len(p.data) > 0 {
+		return n, nil
+	}
+	return n, p.err
 }
 
 // toLogin reports whether a location is the provider's login, on behalf of the preview host.

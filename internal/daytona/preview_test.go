@@ -14,7 +14,7 @@ import (
 )
 
 func TestTheProxysRefusalsAreToldFromTheServices(t *testing.T) {
-	const own = `{"statusCode":401,"message":"unauthorized: authentication failed: Auth key header is invalid","timestamp":"2026-01-01T00:00:00Z"}`
+	own := daemonError(401, "UNAUTHORIZED", "unauthorized: authentication failed: Auth key header is invalid")
 	const login = "https://idp.test/authorize?client_id=d&response_type=code&redirect_uri=https%3A%2F%2Fpreview.test%2Fcallback"
 	for name, test := range map[string]struct {
 		status   int
@@ -24,10 +24,14 @@ func TestTheProxysRefusalsAreToldFromTheServices(t *testing.T) {
 		refused  int // 0: it is an answer
 	}{
 		"its words":               {401, "", "application/json", own, 401},
-		"not started":             {400, "", "application/json", `{"statusCode":400,"message":"bad request: no IP address found. Is the Sandbox started?","timestamp":"t"}`, 400},
-		"no container":            {404, "", "application/json", `{"statusCode":404,"message":"sandbox container not found","timestamp":"t"}`, 404},
+		"not started":             {400, "", "application/json", daemonError(400, "BAD_REQUEST", "bad request: no IP address found. Is the Sandbox started?"), 400},
+		"no container":            {404, "", "application/json", daemonError(404, "NOT_FOUND", "sandbox container not found"), 404},
 		"its login":               {307, login, "", "", 401},
 		"a service's 401":         {401, "", "application/json", `{"message":"authentication failed"}`, 0},
+		"a framework's 401":       {401, "", "application/json", `{"statusCode":401,"message":"authentication failed","timestamp":"t","path":"/"}`, 0},
+		"with a method":           {401, "", "application/json", daemonError(401, "UNAUTHORIZED", "authentication failed"), 0},
+		"with the prefix":         {401, "", "application/json", `{"statusCode":401,"message":"unauthorized: authentication failed","timestamp":"t","path":"/"}`, 0},
+		"a service's 400":         {400, "", "application/json", daemonError(400, "BAD_REQUEST", "which? is the sandbox started?"), 0},
 		"as text":                 {401, "", "text/plain", own, 0},
 		"another status":          {403, "", "application/json", own, 0},
 		"a status that disagrees": {400, "", "application/json", own, 0},
@@ -58,6 +62,54 @@ func TestTheProxysRefusalsAreToldFromTheServices(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A service may keep its answer open: it is handed out with all that it said and says, whenever that comes.
+func TestAnOpenAnswerIsNotWaitedFor(t *testing.T) {
+	for name, test := range map[string]struct {
+		pieces [2]string // before and after the answer is handed out
+		end    error
+	}{
+		"nothing yet":   {[2]string{"", `{"late":true}`}, nil},
+		"a beginning":   {[2]string{`{"statusCode":`, `401}`}, nil},
+		"breaks off":    {[2]string{`{"statusCode":`, `4`}, io.ErrUnexpectedEOF},
+		"a little more": {[2]string{`{`, strings.Repeat(" ", 2*maxRefusal)}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				body, service := io.Pipe()
+				read := make(chan struct{})
+				go func() {
+					io.WriteString(service, test.pieces[0])
+					<-read
+					io.WriteString(service, test.pieces[1])
+					service.CloseWithError(test.end)
+				}()
+				req, err := http.NewRequest(http.MethodGet, "https://80-x.preview.test/", nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				resp := &http.Response{StatusCode: 401, Header: http.Header{"Content-Type": {"application/json"}}, ContentLength: -1, Body: body}
+				if e := refusal(req, resp); e != nil {
+					t.Errorf("refusal() = %+v, want none", e)
+				}
+				close(read)
+				text, err := io.ReadAll(resp.Body)
+				if want := test.pieces[0] + test.pieces[1]; string(text) != want || err != test.end {
+					t.Errorf("the body is %d bytes, %v, want %d and %v", len(text), err, len(want), test.end)
+				}
+			})
+		})
+	}
+	// Nobody waits for one that is closed unread.
+	synctest.Test(t, func(t *testing.T) {
+		body, _ := io.Pipe()
+		resp := &http.Response{Body: body}
+		peek(resp)
+		if err := resp.Body.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func TestABuildsLogIsNotReadInClearText(t *testing.T) {
