@@ -12,7 +12,7 @@ import (
 // ImageSpec describes an image in steps that most images consist of. Each step is taken in the order of the fields. For
 // anything else, write a Dockerfile.
 type ImageSpec struct {
-	Base       string            // image to start from, with a tag; required
+	Base       string            // image to start from, required; without a tag or a digest it is the latest of its name
 	Env        map[string]string // variables of the steps and of the sandboxes; not for secrets, which an image shows
 	Apt        []string          // Debian packages to install
 	Pip        []string          // Python packages to install
