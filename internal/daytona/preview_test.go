@@ -126,6 +126,28 @@ func TestABuildsLogIsNotReadInClearText(t *testing.T) {
 	}
 }
 
+// A token opens a sandbox: a reply that names no gateway has it sent to the hosted one only if it is the hosted service's.
+func TestAnSSHTokenIsForItsOwnServersGateway(t *testing.T) {
+	for api, hosted := range map[string]bool{
+		"https://app.daytona.io/api": true, "https://APP.Daytona.io:443/api": true,
+		"https://daytona.test/api": false, "https://app.daytona.io.test/api": false, "https://notdaytona.io/api": false,
+	} {
+		c, err := New(Config{APIURL: api, APIKey: "key", Transport: answering(`{"sandboxId":"box","token":"abcdefgh","expiresAt":"2026-01-01T00:00:00Z"}`)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		access, err := c.CreateSSH(t.Context(), "box", 60)
+		switch {
+		case !hosted:
+			if e := failure(t, err); e.Reason != ReasonDecode || access != nil {
+				t.Errorf("%s: CreateSSH() = %+v, %v, want none", api, access, err)
+			}
+		case err != nil || access.Host != "ssh.app.daytona.io" || access.Port != 22 || access.Token != "abcdefgh":
+			t.Errorf("%s: CreateSSH() = %+v, %v, want the hosted gateway", api, access, err)
+		}
+	}
+}
+
 // answering is a transport that gives one answer.
 type answering string
 

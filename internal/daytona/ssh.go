@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"regexp"
+	"strings"
 	"time"
 )
 
@@ -21,16 +22,25 @@ type SSHAccess struct {
 	Port      int
 }
 
-// defaultSSHHost is the gateway of the hosted service, which older servers do not name.
-const defaultSSHHost = "ssh.app.daytona.io"
+// The hosted service and its gateway, which older versions of it do not name. No other server's token is for that.
+const (
+	hostedDomain   = "daytona.io"
+	defaultSSHHost = "ssh.app." + hostedDomain
+)
+
+// hosted reports whether the API is the hosted service's.
+func (c *Client) hosted() bool {
+	host := strings.ToLower(c.base.Hostname())
+	return host == hostedDomain || strings.HasSuffix(host, "."+hostedDomain)
+}
 
 // sshCommandForm is the command that the API suggests: ssh [-p PORT] TOKEN@HOST.
 var sshCommandForm = regexp.MustCompile(`^ssh (?:-p ([1-9][0-9]{0,4}) )?([A-Za-z0-9_-]+)@([A-Za-z0-9]([A-Za-z0-9.-]{0,252}))$`)
 
 var sshTokenForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{7,255}$`)
 
-// CreateSSH makes a credential for the sandbox. Of a reply whose command is not of the expected form nothing is taken:
-// it would be run by a shell. The API revokes the credentials that there were before.
+// CreateSSH makes a credential for the sandbox. Of a reply whose command is not of the expected form nothing is taken: it
+// would be run by a shell. One without a command is taken from the hosted service alone. The API revokes the credentials that there were before.
 func (c *Client) CreateSSH(ctx context.Context, id string, minutes int) (*SSHAccess, error) {
 	if !segment(id) || minutes < MinSSHMinutes || minutes > MaxSSHMinutes {
 		return nil, badInput(OpCreateSSH)
@@ -51,7 +61,7 @@ func (c *Client) CreateSSH(ctx context.Context, id string, minutes int) (*SSHAcc
 		if reply.SandboxID != id || access.ExpiresAt.IsZero() || !sshTokenForm.MatchString(reply.Token) {
 			return errReply
 		}
-		if reply.Command == "" {
+		if reply.Command == "" && c.hosted() {
 			return nil
 		}
 		parts := sshCommandForm.FindStringSubmatch(reply.Command)
