@@ -378,11 +378,13 @@ func (s *suite) living() {
 	if len(claims) != 0 {
 		s.Errorf("ClaimDue() took %d records from the caller itself", len(claims))
 	}
-	ending := leased
-	ending.State = leasehold.StateEnding
-	s.must(s.a.Update(s.Context(), claim, ending))
-	_, err = s.b.Claim(s.Context(), r.Envelope.Attempt, other)
-	s.want("Claim(what is ending)", err, leasehold.ErrConflict)
+	for _, state := range []leasehold.RecordState{leasehold.StateEnding, leasehold.StateStopped} {
+		r := leased
+		r.State = state
+		s.must(s.a.Update(s.Context(), claim, r))
+		_, err = s.b.Claim(s.Context(), r.Envelope.Attempt, other)
+		s.want("Claim(what is "+string(state)+")", err, leasehold.ErrConflict)
+	}
 	if e := s.entries(); len(e) != 1 || e[0].Owner != claim.Owner || !e[0].Alive {
 		s.Errorf("List() = %+v, want one entry of the living owner", e)
 	}
