@@ -70,7 +70,7 @@ func (p *provider) resume(work context.Context, op string, ref LeaseRef) (*Lease
 	if err := p.proveOurs(work, op, ref.target()); err != nil {
 		return fail(PhaseStart, err)
 	}
-	if added, err = p.ledger.adopt(work, op, ref); err != nil {
+	if added, err = p.ledger.adopt(work, op, ref, true); err != nil {
 		return fail(PhaseStart, err)
 	}
 	again := false

@@ -28,7 +28,7 @@ type ledger struct {
 	mu      sync.Mutex
 	claims  map[string]Claim         // by attempt: what we hold, with the record as it was written last
 	loose   map[string]debt          // by attempt: what the store could not be told yet
-	paying  map[string]chan struct{} // by attempt: closed when what was owed was told, or could not be again
+	busy    map[string]chan struct{} // by attempt: closed when who changes the record of a lease, or pays, is done with it
 	renewed time.Time                // when the last renewal that succeeded was begun
 	beats   context.CancelFunc
 	beating sync.WaitGroup
@@ -43,7 +43,7 @@ type debt struct {
 func newLedger(cfg *Config, debts *subject) *ledger {
 	return &ledger{
 		debts: debts, store: cfg.Store, owner: "host-" + uuid.NewString(), ttl: cfg.ClaimTime, timeout: cfg.CallTimeout,
-		claims: make(map[string]Claim), loose: make(map[string]debt), paying: make(map[string]chan struct{}),
+		claims: make(map[string]Claim), loose: make(map[string]debt), busy: make(map[string]chan struct{}),
 	}
 }
 
@@ -78,24 +78,29 @@ func (g *ledger) put(ctx context.Context, op string, record Record) (claim Claim
 }
 
 // adopt makes a lease ours that another host, or an earlier life of this one, may have acquired. It reports whether there
-// was no record of it. That we hold it already proves nothing: another host may have taken it over since.
-func (g *ledger) adopt(ctx context.Context, op string, ref LeaseRef) (added bool, err error) {
+// was no record of it. That we hold it already proves nothing: another host may have taken it over since. One that is being
+// given back is left to that, unless it is to be revived.
+func (g *ledger) adopt(ctx context.Context, op string, ref LeaseRef, revive bool) (added bool, err error) {
 	if g.store == nil {
 		return false, nil
 	}
-	err = g.change(ctx, op, ref, func(r *Record, isNew bool) {
+	err = g.change(ctx, op, ref, func(r *Record, isNew bool) error {
 		switch added = isNew; {
+		case r.State == StateEnding && !revive:
+			return errGivenBack
 		case added: // somebody kept it, with its reference: that the host dies does not make it worthless
 			r.Orphan = OrphanStop
 		case r.State == StateEnding && r.Orphan == OrphanDestroy && ref.Reuse: // it was not destroyed
 			r.Orphan = OrphanStop
 		}
 		r.State, r.Failures, r.Outcome, r.Status, r.TriedAt = StateLeased, 0, "", 0, time.Time{}
+		return nil
 	})
 	return added, err
 }
 
-// resolve makes a lease ours, if nothing says that it is already. It reports whether there was no record of it.
+// resolve makes a lease ours, if nothing says that it is already, or that it is being given back: then it fails with
+// [KindClosed]. It reports whether there was no record of it.
 func (g *ledger) resolve(ctx context.Context, op string, ref LeaseRef) (added bool, err error) {
 	g.mu.Lock()
 	claim, held := g.claims[ref.Attempt]
@@ -104,7 +109,7 @@ func (g *ledger) resolve(ctx context.Context, op string, ref LeaseRef) (added bo
 	if held && !owed && claim.Record.State == StateLeased && claim.of(ref) {
 		return false, nil
 	}
-	return g.adopt(ctx, op, ref)
+	return g.adopt(ctx, op, ref, false)
 }
 
 // confirm sees to it that a lease whose sandbox was just started, or may have been, is recorded. Another host may have given
@@ -141,26 +146,35 @@ func (g *ledger) end(ctx context.Context, op string, ref LeaseRef, how Dispositi
 	}
 	var pause backoff
 	for {
-		err := g.change(ctx, op, ref, func(r *Record, isNew bool) { added, r.State, r.Orphan = isNew, StateEnding, how })
+		err := g.change(ctx, op, ref, func(r *Record, isNew bool) error {
+			added, r.State, r.Orphan = isNew, StateEnding, how
+			return nil
+		})
 		if !errors.Is(err, ErrConflict) || pause.wait(ctx, 0) != nil { // a sweep has it, which will come to an end
 			return added, err
 		}
 	}
 }
 
+// revision is a change of a lease's record, or why there is none.
+type revision func(r *Record, added bool) error
+
 // change writes the record of a lease: the one that we hold, else another host's, which is taken over, else a new one. If
 // that fails, what was owed of the record is owed again.
-func (g *ledger) change(ctx context.Context, op string, ref LeaseRef, f func(r *Record, added bool)) error {
-	owed, owes, err := g.redeem(ctx, ref.Attempt)
+func (g *ledger) change(ctx context.Context, op string, ref LeaseRef, f revision) error {
+	owed, owes, done, err := g.redeem(ctx, ref.Attempt)
 	if err != nil {
 		return ofSandbox(ref.Sandbox, failed(op, err))
 	}
+	defer done()
 	held, err := g.rewrite(ctx, op, ref, f)
 	if errors.Is(err, ErrFenced) { // the caller, who has the reference, takes it back
 		held, owes = false, false // what was owed of it was another's to settle
 	}
 	if !held {
-		err = g.takeOver(ctx, op, ref, f)
+		var left bool
+		left, err = g.takeOver(ctx, op, ref, f)
+		owes = owes && !left
 		if errors.Is(err, ErrNotFound) {
 			err = g.add(ctx, op, ref, f)
 		}
@@ -183,7 +197,7 @@ func (g *ledger) change(ctx context.Context, op string, ref LeaseRef, f func(r *
 }
 
 // rewrite writes the record of a lease if we hold it, as far as we know, and reports whether we do.
-func (g *ledger) rewrite(ctx context.Context, op string, ref LeaseRef, f func(r *Record, added bool)) (held bool, err error) {
+func (g *ledger) rewrite(ctx context.Context, op string, ref LeaseRef, f revision) (held bool, err error) {
 	g.mu.Lock()
 	claim, held := g.claims[ref.Attempt]
 	g.mu.Unlock()
@@ -193,44 +207,54 @@ func (g *ledger) rewrite(ctx context.Context, op string, ref LeaseRef, f func(r 
 	case !claim.of(ref):
 		return true, othersRecord(op, ref.Sandbox)
 	}
-	f(&claim.Record, false)
+	if err := f(&claim.Record, false); err != nil {
+		return true, err
+	}
 	return true, g.update(ctx, claim)
 }
 
 // takeOver claims the record of a lease from whoever has it, and writes it. If it cannot be written it is as it was, and
-// the sweep's, but for that of a lease: see giveUp.
-func (g *ledger) takeOver(ctx context.Context, op string, ref LeaseRef, f func(r *Record, added bool)) error {
+// the sweep's, but for that of a lease: see giveUp. It reports whether it was claimed, and left as it was because it is not
+// to be written.
+func (g *ledger) takeOver(ctx context.Context, op string, ref LeaseRef, f revision) (left bool, err error) {
 	var claim Claim
-	err := g.try(ctx, func(ctx context.Context, _ bool) (err error) {
+	err = g.try(ctx, func(ctx context.Context, _ bool) (err error) {
 		claim, err = g.store.Claim(ctx, ref.Attempt, g.owner)
 		return err
 	})
-	switch {
-	case err != nil:
-		return err
-	case !claim.of(ref):
-		g.giveUp(ctx, claim)
-		return othersRecord(op, ref.Sandbox)
+	if err != nil {
+		return false, err
 	}
-	g.hold(claim)
-	was := claim.Record.clone()
+	was := claim
 	lease := ref.clone()
+	claim.Record = was.Record.clone()
 	claim.Record.Lease, claim.Record.Envelope.Observed = &lease, ref.Sandbox
-	f(&claim.Record, false)
-	if reflect.DeepEqual(claim.Record, was) { // the claim is all that changes
-		return nil
+	if !was.of(ref) {
+		err = othersRecord(op, ref.Sandbox)
+	} else {
+		err = f(&claim.Record, false)
+	}
+	if err != nil {
+		g.giveUp(ctx, was)
+		return true, err
+	}
+	g.hold(was)
+	if reflect.DeepEqual(claim.Record, was.Record) { // the claim is all that changes
+		return false, nil
 	}
 	err = g.update(ctx, claim)
-	if err != nil && !errors.Is(err, ErrFenced) && was.State != StateLeased {
-		g.owe(ref.Attempt, debt{record: was})
+	if err != nil && !errors.Is(err, ErrFenced) && was.Record.State != StateLeased {
+		g.owe(ref.Attempt, debt{record: was.Record})
 	}
-	return err
+	return false, err
 }
 
 // add adds a record of a lease that has none.
-func (g *ledger) add(ctx context.Context, op string, ref LeaseRef, f func(r *Record, added bool)) error {
+func (g *ledger) add(ctx context.Context, op string, ref LeaseRef, f revision) error {
 	record := leaseRecord(ref)
-	f(&record, true)
+	if err := f(&record, true); err != nil {
+		return err
+	}
 	claim, err := g.put(ctx, op, record)
 	if err == nil {
 		g.hold(claim)
@@ -432,24 +456,38 @@ func (g *ledger) pay(ctx context.Context, attempt string, d debt) {
 	g.drop(claim)
 }
 
-// redeem takes what is owed off the list, for a caller who will see to the record itself. It waits while it is being paid.
-func (g *ledger) redeem(ctx context.Context, attempt string) (owed debt, owes bool, err error) {
+// redeem takes what is owed off the list, for a caller who sees to the record itself, and alone until it calls done. It
+// waits for who does so now: what that finds, and leaves as it was, must not undo what the next has written.
+func (g *ledger) redeem(ctx context.Context, attempt string) (owed debt, owes bool, done func(), err error) {
 	for {
 		g.mu.Lock()
-		paying := g.paying[attempt]
-		if paying == nil {
+		busy := g.busy[attempt]
+		if busy == nil {
 			owed, owes = g.loose[attempt]
 			delete(g.loose, attempt)
 			g.debts.Unmark(string(ActivityCleanup), attempt)
+			done = g.occupy(attempt)
 			g.mu.Unlock()
-			return owed, owes, nil
+			return owed, owes, done, nil
 		}
 		g.mu.Unlock()
 		select {
-		case <-paying:
+		case <-busy:
 		case <-ctx.Done():
-			return debt{}, false, ctxError(ctx)
+			return debt{}, false, nil, ctxError(ctx)
 		}
+	}
+}
+
+// occupy keeps a record to the caller, who has the lock and calls done without it.
+func (g *ledger) occupy(attempt string) (done func()) {
+	free := make(chan struct{})
+	g.busy[attempt] = free
+	return func() {
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		delete(g.busy, attempt)
+		close(free)
 	}
 }
 
@@ -525,6 +563,8 @@ func storeError(op string, err error) *Error {
 		e.Message = "another process has taken over what is recorded of the sandbox"
 	case e.Kind == KindStore && errors.Is(err, errProviderClosed):
 		e.Kind, e.Retryable, e.Message = KindClosed, false, errProviderClosed.Error()
+	case e.Kind == KindStore && errors.Is(err, errGivenBack):
+		e.Kind, e.Retryable, e.Message = KindClosed, false, errGivenBack.Error()
 	case e.Kind == KindStore && errors.Is(err, context.Canceled):
 		e.Kind, e.Retryable = KindCanceled, false
 	}
@@ -591,19 +631,14 @@ func (g *ledger) payAll(ctx context.Context) {
 	for _, attempt := range loose {
 		g.mu.Lock()
 		d, owed := g.loose[attempt]
-		paid := make(chan struct{})
-		if owed {
-			g.paying[attempt] = paid
-		}
-		g.mu.Unlock()
-		if !owed {
+		if !owed || g.busy[attempt] != nil {
+			g.mu.Unlock()
 			continue
 		}
-		g.pay(ctx, attempt, d)
-		g.mu.Lock()
-		delete(g.paying, attempt)
+		done := g.occupy(attempt)
 		g.mu.Unlock()
-		close(paid)
+		g.pay(ctx, attempt, d)
+		done()
 	}
 }
 

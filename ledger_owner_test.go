@@ -174,10 +174,7 @@ func TestATakeoverThatIsNotRecorded(t *testing.T) {
 func TestFirstUseOfWhatIsNotThere(t *testing.T) {
 	gone := emulator.Fault{Action: emulator.StatusBefore, Status: 404, Body: structured(404, "Sandbox with ID or name x not found")}
 	foreign := emulator.Fault{Action: emulator.MergeReply, Body: `{"name":"another"}`}
-	for name, first := range map[string]func(context.Context, *Lease) error{
-		"toolbox":  func(ctx context.Context, l *Lease) error { _, err := l.toolbox(ctx); return err },
-		"endpoint": func(ctx context.Context, l *Lease) error { _, err := l.Endpoint(ctx, 80); return err },
-	} {
+	for name, first := range firstUses {
 		for kind, found := range map[Kind]emulator.Fault{KindGone: gone, KindNotOwned: foreign} {
 			t.Run(name+" "+string(kind), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {

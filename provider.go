@@ -31,7 +31,8 @@ type Provider interface {
 	// Resume may be called again. Concurrent calls for one lease share one attempt.
 	Resume(ctx context.Context, ref LeaseRef) (*Lease, error)
 	// Bind returns the lease for a stored reference without any request. The first use of the lease reads the sandbox
-	// and verifies that it is ours; it does not start it.
+	// and verifies that it is ours; it does not start it. It fails with [ErrClosed] if [Config.Store] has the lease as one that
+	// is being given back: nothing but Resume takes that back.
 	Bind(ref LeaseRef) (*Lease, error)
 	// Release gives the lease back: a reusable sandbox is stopped, another one deleted, unless options say otherwise.
 	// The receipt is issued after a fresh read that shows it; the SSH accesses of a stopped one are revoked by then, whoever

@@ -88,7 +88,8 @@ const (
 	StateCreating RecordState = "creating"
 	// StateLeased: the sandbox is a lease, in use by the owner. If that is dead, it is an orphan.
 	StateLeased RecordState = "leased"
-	// StateEnding: the sandbox is being stopped or deleted, as Record.Orphan says, and cannot be used any more.
+	// StateEnding: the sandbox is being stopped or deleted, as Record.Orphan says, and cannot be used any more, unless
+	// [Provider.Resume] takes that back before it has happened.
 	StateEnding RecordState = "ending"
 	// StateStopped: an orphan that was stopped, and is kept for whoever has, or finds here, its reference.
 	StateStopped RecordState = "stopped"

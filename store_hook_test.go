@@ -78,10 +78,10 @@ func (s *hookStore) Delete(ctx context.Context, claim Claim) error {
 	return s.do("delete", claim.Record.Envelope.Attempt, func() error { return s.Store.Delete(ctx, claim) })
 }
 
-// hangingStore is a store whose Put or Delete, where these are set, returns only when the channel is closed.
+// hangingStore is a store whose Put, Claim or Delete, where these are set, returns only when the channel is closed.
 type hangingStore struct {
 	Store
-	put, remove <-chan struct{}
+	put, claim, remove <-chan struct{}
 }
 
 func (s *hangingStore) Put(ctx context.Context, record Record, owner string) (Claim, error) {
@@ -91,9 +91,40 @@ func (s *hangingStore) Put(ctx context.Context, record Record, owner string) (Cl
 	return s.Store.Put(ctx, record, owner)
 }
 
+func (s *hangingStore) Claim(ctx context.Context, attempt, owner string) (Claim, error) {
+	if s.claim != nil {
+		<-s.claim
+	}
+	return s.Store.Claim(ctx, attempt, owner)
+}
+
 func (s *hangingStore) Delete(ctx context.Context, claim Claim) error {
 	if s.remove != nil {
 		<-s.remove
 	}
 	return s.Store.Delete(ctx, claim)
+}
+
+// slowStore is a store of which a Renew or Release takes as long as it finds in its channel, if it finds anything.
+type slowStore struct {
+	Store
+	renew, release chan time.Duration
+}
+
+func (s *slowStore) Renew(ctx context.Context, owner string, ttl time.Duration) error {
+	pauseOf(s.renew)
+	return s.Store.Renew(ctx, owner, ttl)
+}
+
+func (s *slowStore) Release(ctx context.Context, claim Claim, record Record, wait time.Duration) error {
+	pauseOf(s.release)
+	return s.Store.Release(ctx, claim, record, wait)
+}
+
+func pauseOf(of <-chan time.Duration) {
+	select {
+	case d := <-of:
+		time.Sleep(d)
+	default:
+	}
 }

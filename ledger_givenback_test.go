@@ -1,0 +1,182 @@
+package leasehold
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/leasehold-go/leasehold/internal/emulator"
+)
+
+// firstUses are what a bound lease may be used for first.
+var firstUses = map[string]func(context.Context, *Lease) error{
+	"toolbox":  func(ctx context.Context, l *Lease) error { _, err := l.toolbox(ctx); return err },
+	"endpoint": func(ctx context.Context, l *Lease) error { _, err := l.Endpoint(ctx, 80); return err },
+}
+
+// bound returns the lease of a reference, which nothing of the provider has used yet.
+func (p *provider) bound(t *testing.T, ref LeaseRef) *Lease {
+	t.Helper()
+	l, err := p.Bind(ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+// wantGivenBack fails unless err says that the lease was given back, and the one record that it is to be, by whom it is.
+func wantGivenBack(t *testing.T, s Store, owner string, err error) {
+	t.Helper()
+	if e := wantError(t, err, KindClosed); e.Retryable || e.Dispatched != DispatchedNo || e.Sandbox == "" || e.Message != errGivenBack.Error() {
+		t.Errorf("error = %+v, want it to say for good that the lease was given back, and nothing sent", e)
+	}
+	entries, err := s.List(t.Context(), "", 10)
+	if err != nil || len(entries) != 1 || entries[0].Record.State != StateEnding || entries[0].Record.Orphan != OrphanDestroy || entries[0].Owner != owner {
+		t.Errorf("List() = %+v, %v, want the lease, to be destroyed, held by %q", entries, err, owner)
+	}
+}
+
+// undestroyed returns the reference of a lease whose destruction is recorded, and failed.
+func (w *world) undestroyed(t *testing.T) LeaseRef {
+	t.Helper()
+	ref := w.acquired(t).Ref()
+	w.server.SetFaults(emulator.Fault{Method: "DELETE", Path: "/api/sandbox/*", Action: emulator.StatusBefore, Status: 403, Body: structured(403, "Forbidden"), Count: -1})
+	_, err := w.Destroy(t.Context(), ref)
+	wantError(t, err, KindAuth)
+	w.wantHits(t)
+	w.server.SetFaults()
+	return ref
+}
+
+// TestFirstUseRevivesNothing: a lease that is recorded as given back is not in use again by being used, on whatever host:
+// the sweep goes on with it.
+func TestFirstUseRevivesNothing(t *testing.T) {
+	for name, use := range firstUses {
+		for host, of := range map[string]func(*testing.T, *world) *provider{
+			"another host":  func(t *testing.T, w *world) *provider { return w.another(t, Config{}) },
+			"the same host": func(_ *testing.T, w *world) *provider { return w.provider },
+		} {
+			t.Run(name+", "+host, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					w := newWorld(t, Config{Store: newMemoryStore()})
+					l := of(t, w).bound(t, w.undestroyed(t))
+					for range 2 {
+						wantGivenBack(t, w.cfg.Store, "", use(t.Context(), l))
+					}
+					time.Sleep(2 * w.cfg.ClaimTime)
+					if got, want := sweep(t, sweeper(t, w.provider, SweeperOptions{})), (SweepReport{Destroyed: 1}); got != want {
+						t.Errorf("Sweep() = %+v, want %+v", got, want)
+					}
+					w.wantSandboxes(t, 0)
+					wantError(t, use(t.Context(), l), KindGone)
+					wantRecords(t, w.cfg.Store, 0)
+				})
+			})
+		}
+	}
+}
+
+// TestResumeRevives: what a first use does not, a resume does.
+func TestResumeRevives(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{Store: newMemoryStore()})
+		ref := w.undestroyed(t)
+		other := w.another(t, Config{})
+		l := other.bound(t, ref)
+		_, err := l.toolbox(t.Context())
+		wantGivenBack(t, w.cfg.Store, "", err)
+		resumed, err := other.Resume(t.Context(), ref)
+		if err != nil || resumed != l {
+			t.Fatalf("Resume() = %p, %v, want %p", resumed, err, l)
+		}
+		if _, err := l.toolbox(t.Context()); err != nil {
+			t.Error(err)
+		}
+		wantHeld(t, w.cfg.Store, other)
+		if got := sweep(t, sweeper(t, w.provider, SweeperOptions{})); got != (SweepReport{}) {
+			t.Errorf("Sweep() = %+v, want nothing", got)
+		}
+	})
+}
+
+// TestFirstUseKeepsDebts: nor does a first use make the host forget what it could not tell the store of the lease.
+func TestFirstUseKeepsDebts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		down := false
+		store := &hookStore{Store: newMemoryStore(), before: func(call, _ string) error {
+			if down && call == "release" {
+				return errDown
+			}
+			return nil
+		}}
+		w := newWorld(t, Config{Store: store})
+		store.change(func() { down = true })
+		ref := w.undestroyed(t)
+		_, err := w.bound(t, ref).toolbox(t.Context())
+		wantGivenBack(t, store, w.ledger.owner, err)
+		store.change(func() { down = false })
+		time.Sleep(w.cfg.ClaimTime)
+		if got, want := sweep(t, sweeper(t, w.provider, SweeperOptions{})), (SweepReport{Destroyed: 1}); got != want {
+			t.Errorf("Sweep() = %+v, want %+v", got, want)
+		}
+		w.wantSandboxes(t, 0)
+	})
+}
+
+// TestFirstUseBesideASweep: a first use takes nothing from a sweep at work, and finds nothing after it.
+func TestFirstUseBesideASweep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{Store: newMemoryStore()})
+		l := w.another(t, Config{}).bound(t, w.undestroyed(t))
+		var beside []error
+		w.begin(func(int) {
+			if w.arrivals[len(w.arrivals)-1] == "DELETE /api/sandbox/*" {
+				_, err := l.toolbox(context.Background())
+				beside = append(beside, err)
+			}
+		})
+		if got, want := sweep(t, sweeper(t, w.provider, SweeperOptions{})), (SweepReport{Destroyed: 1}); got != want {
+			t.Errorf("Sweep() = %+v, want %+v", got, want)
+		}
+		if len(beside) != 1 {
+			t.Fatalf("%d uses beside the sweep, want 1", len(beside))
+		}
+		if e := wantError(t, beside[0], KindConflict); !e.Retryable || e.Dispatched != DispatchedNo {
+			t.Errorf("error = %+v, want not dispatched, retryable", e)
+		}
+		_, err := l.toolbox(t.Context())
+		wantError(t, err, KindGone)
+		w.wantSandboxes(t, 0)
+		wantRecords(t, w.cfg.Store, 0)
+	})
+}
+
+// TestFirstUseBesideAResume: what a first use leaves as it found it, late, does not undo what a resume wrote meanwhile.
+func TestFirstUseBesideAResume(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		inner := newMemoryStore()
+		w := newWorld(t, Config{Store: inner})
+		ref := w.undestroyed(t)
+		store := &slowStore{Store: inner, release: make(chan time.Duration, 1)}
+		host := rigProvider(t, w.server, Config{Store: store, Timeout: w.cfg.Timeout, CallTimeout: w.cfg.CallTimeout})
+		defer func() { _ = host.Close(context.Background()) }()
+		l := host.bound(t, ref)
+		store.release <- 3 * time.Second
+		used := make(chan error, 1)
+		go func() { _, err := l.toolbox(t.Context()); used <- err }()
+		synctest.Wait()
+		if _, err := host.Resume(t.Context(), ref); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-used; !errors.Is(err, ErrClosed) {
+			t.Errorf("the first use = %v, want ErrClosed", err)
+		}
+		wantHeld(t, inner, host)
+		if got := sweep(t, sweeper(t, w.provider, SweeperOptions{})); got != (SweepReport{}) {
+			t.Errorf("Sweep() = %+v, want nothing", got)
+		}
+		w.wantSandboxes(t, 1)
+	})
+}
