@@ -110,7 +110,8 @@ type Config struct {
 	// not heard of for ClaimTime, the lease is an orphan, even if another host still uses it.
 	Store Store
 	// ClaimTime is how long this host may be silent before others may sweep what it holds: longer than a planned restart
-	// takes until the leases are resumed. Only with Store. Zero: [DefaultClaimTime]. 1 second to 24 hours.
+	// takes until the leases are resumed. It says that it lives every third of that time, and takes no longer than another
+	// third to say it. Only with Store. Zero: [DefaultClaimTime]. 1 second to 24 hours.
 	ClaimTime time.Duration
 
 	Logger         *slog.Logger         // nil is silent

@@ -588,13 +588,17 @@ func (g *ledger) start() {
 	if g.beats == nil {
 		beat, stop := context.WithCancel(context.Background())
 		g.beats = stop
-		g.beating.Go(func() { g.beat(beat) })
+		g.beating.Go(func() { g.each(beat, g.beat) })
+		g.beating.Go(func() { g.each(beat, g.payAll) }) // beside it: a payment may take longer than we would be alive
 	}
 }
 
+// renew keeps us alive. It takes no longer than from one beat to the next: so one that fails leaves time for another.
 func (g *ledger) renew(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, min(g.timeout, g.ttl/3))
+	defer cancel()
 	began := time.Now()
-	err := g.call(ctx, func(ctx context.Context) error { return g.store.Renew(ctx, g.owner, g.ttl) })
+	err := g.store.Renew(ctx, g.owner, g.ttl)
 	if err == nil {
 		g.mu.Lock()
 		g.renewed = began
@@ -603,23 +607,27 @@ func (g *ledger) renew(ctx context.Context) error {
 	return err
 }
 
-// beat renews while there is something to hold, and pays what is owed.
-func (g *ledger) beat(ctx context.Context) {
+// each calls f every third of the time that a renewal is good for, until ctx ends.
+func (g *ledger) each(ctx context.Context, f func(context.Context)) {
 	tick := time.NewTicker(g.ttl / 3)
 	defer tick.Stop()
 	for {
 		select {
 		case <-tick.C:
+			f(ctx)
 		case <-ctx.Done():
 			return
 		}
-		g.mu.Lock()
-		busy := len(g.claims) > 0
-		g.mu.Unlock()
-		if busy {
-			_ = g.renew(ctx) // the next tick tries again, and every write does
-		}
-		g.payAll(ctx)
+	}
+}
+
+// beat renews while there is something to hold.
+func (g *ledger) beat(ctx context.Context) {
+	g.mu.Lock()
+	holds := len(g.claims) > 0
+	g.mu.Unlock()
+	if holds {
+		_ = g.renew(ctx) // the next beat tries again, and every write does
 	}
 }
 
