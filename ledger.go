@@ -448,12 +448,10 @@ func (g *ledger) pay(ctx context.Context, attempt string, d debt) {
 		g.owe(attempt, d)
 		return
 	}
-	g.mu.Lock()
-	if _, again := g.loose[attempt]; !again {
-		g.debts.Unmark(string(ActivityCleanup), attempt)
-	}
-	g.mu.Unlock()
 	g.drop(claim)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.unmark()
 }
 
 // redeem takes what is owed off the list, for a caller who sees to the record itself, and alone until it calls done. It
@@ -465,7 +463,6 @@ func (g *ledger) redeem(ctx context.Context, attempt string) (owed debt, owes bo
 		if busy == nil {
 			owed, owes = g.loose[attempt]
 			delete(g.loose, attempt)
-			g.debts.Unmark(string(ActivityCleanup), attempt)
 			done = g.occupy(attempt)
 			g.mu.Unlock()
 			return owed, owes, done, nil
@@ -487,16 +484,25 @@ func (g *ledger) occupy(attempt string) (done func()) {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		delete(g.busy, attempt)
+		g.unmark()
 		close(free)
 	}
 }
 
+// owe puts down what the store could not be told. However much it is, it counts as one: see unmark.
 func (g *ledger) owe(attempt string, d debt) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.loose[attempt] = d
-	g.debts.Mark(string(ActivityCleanup), "record", attempt, target{})
+	g.debts.Mark(string(ActivityCleanup), "record", "", target{})
 	g.start()
+}
+
+// unmark counts nothing as owed, once nothing is, nor is about to be again. The caller has the lock.
+func (g *ledger) unmark() {
+	if len(g.loose)+len(g.busy) == 0 {
+		g.debts.Unmark(string(ActivityCleanup), "")
+	}
 }
 
 func (g *ledger) hold(claim Claim) {

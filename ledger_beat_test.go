@@ -49,3 +49,25 @@ func TestAHungStoreCallKillsNoOwner(t *testing.T) {
 		})
 	}
 }
+
+// TestManyDebtsAreCountedOnce: however much the store could not be told, the host is idle once it was.
+func TestManyDebtsAreCountedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		down := true
+		store := &hookStore{Store: newMemoryStore(), before: func(string, string) error {
+			if down {
+				return errDown
+			}
+			return nil
+		}}
+		w := newWorld(t, Config{Store: store})
+		for range 1001 {
+			w.ledger.owe(uuid.NewString(), debt{removed: true})
+		}
+		time.Sleep(w.cfg.ClaimTime)
+		wantActive(t, w.Idle(), "cleanup record?")
+		store.change(func() { down = false })
+		time.Sleep(w.cfg.ClaimTime)
+		wantActive(t, w.Idle())
+	})
+}
