@@ -127,7 +127,8 @@ func (p *provider) Cleanup(ctx context.Context, envelope CleanupEnvelope) (_ Rec
 			p.log(failed(op, err))
 			return Receipt{}, err
 		}
-		if err := p.ledger.reclaim(work, op, envelope); err != nil {
+		recorded, err := p.ledger.reclaim(work, op, envelope)
+		if err != nil {
 			p.log(failed(op, err))
 			return Receipt{}, err // the record would be looked for by its name for ever, if it never learnt the id
 		}
@@ -138,7 +139,9 @@ func (p *provider) Cleanup(ctx context.Context, envelope CleanupEnvelope) (_ Rec
 			return Receipt{}, err
 		}
 		p.accounted(envelope)
-		p.ledger.settle(work, envelope.Attempt, true)
+		if recorded {
+			p.ledger.settle(work, envelope.Attempt, true)
+		}
 		return receipt, nil
 	})
 }

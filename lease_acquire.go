@@ -233,7 +233,7 @@ func (a *acquisition) run(work, step context.Context) (LeaseRef, *daytona.Sandbo
 	if ref.check(a.op) != nil { // it could not be read back
 		return LeaseRef{}, nil, &Error{Op: a.op, Kind: KindProtocol, Sandbox: id, Dispatched: DispatchedYes, Message: "the provider gave a sandbox that no reference can describe"}
 	}
-	return ref, sb, a.p.ledger.note(step, a.op, ref.Attempt, func(r *Record) {
+	return ref, sb, a.p.ledger.note(step, a.op, ref.Attempt, DispatchedYes, func(r *Record) {
 		lease := ref.clone()
 		r.State, r.Lease, r.Envelope.Account = StateLeased, &lease, a.p.account.known()
 		if a.reuse {
@@ -259,7 +259,7 @@ func (a *acquisition) observe(ctx context.Context, id string) error {
 	a.mu.Lock()
 	creation := a.creation
 	a.mu.Unlock()
-	return a.p.ledger.note(ctx, a.op, creation.Attempt, func(r *Record) {
+	return a.p.ledger.note(ctx, a.op, creation.Attempt, DispatchedYes, func(r *Record) {
 		r.Envelope.Observed, r.Envelope.Account = id, creation.Account
 	})
 }
@@ -491,7 +491,7 @@ func (a *acquisition) compensate(work context.Context, err error) *Error {
 	}
 	err = a.observe(work, observed)
 	if err == nil {
-		err = a.p.ledger.note(work, a.op, creation.Attempt, func(r *Record) {
+		err = a.p.ledger.note(work, a.op, creation.Attempt, DispatchedYes, func(r *Record) {
 			r.State, r.Orphan, r.Envelope.Phase = StateEnding, OrphanDestroy, first.Phase
 		})
 	}

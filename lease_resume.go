@@ -104,7 +104,7 @@ func (p *provider) startRecorded(ctx context.Context, op string, ref LeaseRef, a
 		if again && sent == DispatchedNo {
 			return sb, false, nil
 		}
-		added, err = p.ledger.confirm(ctx, op, ref)
+		added, err = p.ledger.confirm(ctx, op, ref, sent)
 		return sb, added, err
 	}
 	if e := failed(op, err); sent == DispatchedNo || e.absent() || e.Kind == KindNotOwned { // nothing was started
@@ -112,7 +112,7 @@ func (p *provider) startRecorded(ctx context.Context, op string, ref LeaseRef, a
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.cfg.CallTimeout)
 	defer cancel()
-	added, unrecorded := p.ledger.confirm(ctx, op, ref)
+	added, unrecorded := p.ledger.confirm(ctx, op, ref, sent)
 	if unrecorded != nil {
 		p.log(failed(op, unrecorded))
 	}

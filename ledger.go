@@ -114,12 +114,12 @@ func (g *ledger) resolve(ctx context.Context, op string, ref LeaseRef) (added bo
 
 // confirm sees to it that a lease whose sandbox was just started, or may have been, is recorded. Another host may have given
 // the lease back meanwhile, and removed its record: then it is added. If another host has it now it is that host's, and this
-// fails with [KindFenced]. It reports whether it added the record.
-func (g *ledger) confirm(ctx context.Context, op string, ref LeaseRef) (added bool, err error) {
+// fails with [KindFenced]. It reports whether it added the record. Of the start, sent is what an error says.
+func (g *ledger) confirm(ctx context.Context, op string, ref LeaseRef, sent Dispatch) (added bool, err error) {
 	if g.store == nil {
 		return false, nil
 	}
-	err = g.note(ctx, op, ref.Attempt, func(*Record) {})
+	err = g.note(ctx, op, ref.Attempt, sent, func(*Record) {})
 	if !errors.Is(err, ErrFenced) {
 		return false, err
 	}
@@ -134,7 +134,7 @@ func (g *ledger) confirm(ctx context.Context, op string, ref LeaseRef) (added bo
 		return false, err
 	}
 	mapped := storeError(op, putErr)
-	mapped.Sandbox, mapped.Dispatched = ref.Sandbox, DispatchedYes // the start was
+	mapped.Sandbox, mapped.Dispatched = ref.Sandbox, sent
 	return false, mapped
 }
 
@@ -267,10 +267,10 @@ func othersRecord(op, sandbox string) *Error {
 	return &Error{Op: op, Kind: KindNotOwned, Sandbox: sandbox, Dispatched: DispatchedNo, Message: "its durable record is of another sandbox"}
 }
 
-// reclaim takes the record of an envelope, if there is one, to delete its sandbox.
-func (g *ledger) reclaim(ctx context.Context, op string, e CleanupEnvelope) error {
+// reclaim takes the record of an envelope to delete its sandbox, and reports whether there is one.
+func (g *ledger) reclaim(ctx context.Context, op string, e CleanupEnvelope) (recorded bool, err error) {
 	if g.store == nil {
-		return nil
+		return false, nil
 	}
 	g.mu.Lock()
 	claim, held := g.claims[e.Attempt]
@@ -281,7 +281,7 @@ func (g *ledger) reclaim(ctx context.Context, op string, e CleanupEnvelope) erro
 			return err
 		})
 		if errors.Is(err, ErrNotFound) {
-			return nil
+			return false, nil
 		}
 		if err != nil {
 			mapped := storeError(op, err)
@@ -292,7 +292,7 @@ func (g *ledger) reclaim(ctx context.Context, op string, e CleanupEnvelope) erro
 			if mapped.Kind == KindConflict {
 				mapped.Retryable, mapped.Message = true, "another process is cleaning it up"
 			}
-			return mapped
+			return true, mapped
 		}
 	}
 	if r := claim.Record.Envelope; r.Name != e.Name || r.Scope != e.Scope || r.Credential != e.Credential || !maps.Equal(r.Labels, e.Labels) ||
@@ -300,16 +300,16 @@ func (g *ledger) reclaim(ctx context.Context, op string, e CleanupEnvelope) erro
 		if !held {
 			g.giveUp(ctx, claim)
 		}
-		return othersRecord(op, e.Observed)
+		return true, othersRecord(op, e.Observed)
 	}
 	g.hold(claim)
-	err := g.note(ctx, op, e.Attempt, func(r *Record) {
+	err = g.note(ctx, op, e.Attempt, DispatchedNo, func(r *Record) {
 		r.State, r.Orphan, r.Envelope.Observed = StateEnding, OrphanDestroy, e.Observed
 	})
 	if err != nil && !held {
 		g.giveUp(ctx, claim)
 	}
-	return err
+	return true, err
 }
 
 // of reports whether the claim is that of a lease, as far as its record says.
@@ -339,8 +339,9 @@ func leaseRecord(ref LeaseRef) Record {
 	}
 }
 
-// note writes a change of a record that we hold. It fails with [KindFenced] if somebody else has taken it.
-func (g *ledger) note(ctx context.Context, op, attempt string, f func(*Record)) error {
+// note writes a change of a record that we hold. It fails with [KindFenced] if somebody else has taken it. What it is
+// written for was sent by then, or not: an error says so.
+func (g *ledger) note(ctx context.Context, op, attempt string, sent Dispatch, f func(*Record)) error {
 	if g.store == nil {
 		return nil
 	}
@@ -357,7 +358,7 @@ func (g *ledger) note(ctx context.Context, op, attempt string, f func(*Record)) 
 		return nil
 	}
 	mapped := storeError(op, err)
-	mapped.Sandbox, mapped.Dispatched = claim.Record.Envelope.Observed, DispatchedYes
+	mapped.Sandbox, mapped.Dispatched = claim.Record.Envelope.Observed, sent
 	return mapped
 }
 

@@ -71,3 +71,23 @@ func TestManyDebtsAreCountedOnce(t *testing.T) {
 		wantActive(t, w.Idle())
 	})
 }
+
+// TestCleanupOfWhatWasSweptOwesNothing: an envelope that is no longer on the list is none to tell the store of.
+func TestCleanupOfWhatWasSweptOwesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{Store: newMemoryStore()})
+		unseen(t, w)
+		w.server.SetFaults()
+		envelope, err := w.Inspect(t.Context(), one(t, w.cfg.Store).Envelope)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, want := sweep(t, sweeper(t, w.provider, SweeperOptions{})), (SweepReport{Destroyed: 1}); got != want {
+			t.Errorf("Sweep() = %+v, want %+v", got, want)
+		}
+		if receipt, err := w.Cleanup(t.Context(), envelope); err != nil || receipt.State != ReceiptDestroyed {
+			t.Errorf("Cleanup() = %+v, %v", receipt, err)
+		}
+		wantActive(t, w.Idle())
+	})
+}

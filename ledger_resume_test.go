@@ -85,7 +85,9 @@ func TestL7LateResumeIsFenced(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
-		wantError(t, err, KindFenced)
+		if e := wantError(t, err, KindFenced); e.Dispatched != DispatchedYes {
+			t.Errorf("error = %+v, want dispatched: it was started", e)
+		}
 		if entries, err := w.cfg.Store.List(t.Context(), "", 10); err != nil || len(entries) != 1 || entries[0].Owner != owner {
 			t.Errorf("List() = %+v, %v, want the lease in the hands of the host that resumed it last", entries, err)
 		}
@@ -108,7 +110,9 @@ func TestI1AResumeThatIsNotRecordedCounts(t *testing.T) {
 			}
 		})
 		_, err := other.Resume(t.Context(), ref)
-		wantError(t, err, KindStore)
+		if e := wantError(t, err, KindStore); e.Dispatched != DispatchedNo {
+			t.Errorf("error = %+v, want not dispatched: it ran before", e)
+		}
 		if report := other.Idle(); report.Idle {
 			t.Errorf("Idle() = %+v beside a sandbox that runs", report)
 		}

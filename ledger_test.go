@@ -653,31 +653,37 @@ func TestDebtsTakeNothingOver(t *testing.T) {
 	})
 }
 
-// TestLostClaimsOfACleanup: a record that is ours without our having heard of it is given up again.
+// TestLostClaimsOfACleanup: a record that is ours without our having heard of it is given up again, as is one that could not
+// be written. Nothing was deleted by then, and the error says so.
 func TestLostClaimsOfACleanup(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		inner := newMemoryStore()
-		lost := false
-		store := &hookStore{Store: inner, after: func(_, _ string, err error) error {
-			if lost {
-				return errDown
+	for _, answers := range []string{"claim update release", "update"} {
+		synctest.Test(t, func(t *testing.T) {
+			inner := newMemoryStore()
+			lost := false
+			store := &hookStore{Store: inner, after: func(call, _ string, err error) error {
+				if lost && strings.Contains(answers, call) {
+					return errDown
+				}
+				return err
+			}}
+			w := newWorld(t, Config{Store: store})
+			unseen(t, w)
+			w.server.SetFaults()
+			envelope, err := w.Inspect(t.Context(), one(t, inner).Envelope)
+			if err != nil {
+				t.Fatal(err)
 			}
-			return err
-		}}
-		w := newWorld(t, Config{Store: store})
-		unseen(t, w)
-		w.server.SetFaults()
-		envelope, err := w.Inspect(t.Context(), one(t, inner).Envelope)
-		if err != nil {
-			t.Fatal(err)
-		}
-		store.change(func() { lost = true })
-		_, err = w.Cleanup(t.Context(), envelope)
-		wantError(t, err, KindStore)
-		store.change(func() { lost = false })
-		time.Sleep(w.cfg.ClaimTime)
-		if entries, err := inner.List(t.Context(), "", 10); err != nil || len(entries) != 1 || entries[0].Owner != "" {
-			t.Errorf("List() = %+v, %v, want the record, held by nobody", entries, err)
-		}
-	})
+			store.change(func() { lost = true })
+			_, err = w.Cleanup(t.Context(), envelope)
+			if e := wantError(t, err, KindStore); e.Dispatched != DispatchedNo {
+				t.Errorf("error = %+v, want not dispatched", e)
+			}
+			store.change(func() { lost = false })
+			time.Sleep(w.cfg.ClaimTime)
+			if entries, err := inner.List(t.Context(), "", 10); err != nil || len(entries) != 1 || entries[0].Owner != "" {
+				t.Errorf("List() = %+v, %v, want the record, held by nobody", entries, err)
+			}
+			w.wantNothingDone(t)
+		})
+	}
 }

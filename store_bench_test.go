@@ -49,8 +49,8 @@ func BenchmarkRecord(b *testing.B) {
 				lease.Lease.Name, lease.Lease.Attempt, lease.Lease.Labels = r.Envelope.Name, r.Envelope.Attempt, r.Envelope.Labels
 				began := time.Now()
 				check(g.open(b.Context(), "bench", r))
-				check(g.note(b.Context(), "bench", r.Envelope.Attempt, func(r *Record) { r.Envelope.Observed = lease.Envelope.Observed }))
-				check(g.note(b.Context(), "bench", r.Envelope.Attempt, func(r *Record) { *r = lease }))
+				check(g.note(b.Context(), "bench", r.Envelope.Attempt, DispatchedYes, func(r *Record) { r.Envelope.Observed = lease.Envelope.Observed }))
+				check(g.note(b.Context(), "bench", r.Envelope.Attempt, DispatchedYes, func(r *Record) { *r = lease }))
 				acquired += time.Since(began)
 				_, err := g.end(b.Context(), "bench", *lease.Lease, OrphanDestroy)
 				check(err)
