@@ -37,7 +37,8 @@ type Provider interface {
 	// Release gives the lease back: a reusable sandbox is stopped, another one deleted, unless options say otherwise.
 	// The receipt is issued after a fresh read that shows it; the SSH accesses of a stopped one are revoked by then, whoever
 	// opened them. With it the record leaves [Config.Store]: of a sandbox that was stopped, ref is all that is left, so
-	// store it before. After an error it may be called again.
+	// store it before. After an error call it again: with Config.Store a [Sweeper] does so too, but only once the release is
+	// recorded, which no error tells.
 	//
 	// It fails with [ErrInvalid] or [ErrNotOwned] without having done anything, and with [ErrConflict] if the sandbox is set to
 	// be deleted when it stops, or another process is giving it back; with [ErrBroken] if the sandbox cannot be stopped any
