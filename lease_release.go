@@ -131,7 +131,7 @@ func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, how Di
 			if added && errors.Is(err, ErrNotOwned) { // nobody could ever settle the record
 				p.ledger.settle(work, ref.Attempt, false)
 			} else {
-				p.ledger.leave(work, ref.Attempt)
+				p.ledger.leaveAs(work, ref.Attempt, func(r *Record) { r.State, r.Orphan = StateEnding, how }) // if it is not so yet
 			}
 			return receipt, err
 		}

@@ -42,12 +42,17 @@ func wantGivenBack(t *testing.T, s Store, owner string, err error) {
 func (w *world) undestroyed(t *testing.T) LeaseRef {
 	t.Helper()
 	ref := w.acquired(t).Ref()
+	w.failToDestroy(t, ref)
+	return ref
+}
+
+func (w *world) failToDestroy(t *testing.T, ref LeaseRef) {
+	t.Helper()
 	w.server.SetFaults(emulator.Fault{Method: "DELETE", Path: "/api/sandbox/*", Action: emulator.StatusBefore, Status: 403, Body: structured(403, "Forbidden"), Count: -1})
 	_, err := w.Destroy(t.Context(), ref)
 	wantError(t, err, KindAuth)
 	w.wantHits(t)
 	w.server.SetFaults()
-	return ref
 }
 
 // TestFirstUseRevivesNothing: a lease that is recorded as given back is not in use again by being used, on whatever host:
@@ -118,6 +123,32 @@ func TestFirstUseKeepsDebts(t *testing.T) {
 		wantGivenBack(t, store, w.ledger.owner, err)
 		store.change(func() { down = false })
 		time.Sleep(w.cfg.ClaimTime)
+		if got, want := sweep(t, sweeper(t, w.provider, SweeperOptions{})), (SweepReport{Destroyed: 1}); got != want {
+			t.Errorf("Sweep() = %+v, want %+v", got, want)
+		}
+		w.wantSandboxes(t, 0)
+	})
+}
+
+// TestWhatCouldNotBeRecordedIsLeftAsGivenBack: a lease of which the store could be told, only after its destruction had failed,
+// that it was to be, is left to the sweep as that, and not as one in use.
+func TestWhatCouldNotBeRecordedIsLeftAsGivenBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &hookStore{Store: newMemoryStore()}
+		w := newWorld(t, Config{Store: store, Reuse: true})
+		ref := w.acquired(t).Ref()
+		store.change(func() {
+			store.before = func(call, _ string) error {
+				if call == "update" {
+					return errDown
+				}
+				return nil
+			}
+		})
+		w.failToDestroy(t, ref)
+		store.change(func() { store.before = nil })
+		_, err := w.another(t, Config{}).bound(t, ref).toolbox(t.Context())
+		wantGivenBack(t, store, "", err)
 		if got, want := sweep(t, sweeper(t, w.provider, SweeperOptions{})), (SweepReport{Destroyed: 1}); got != want {
 			t.Errorf("Sweep() = %+v, want %+v", got, want)
 		}
