@@ -174,7 +174,7 @@ func (l *Lease) Executor() *Executor { return &Executor{l: l} }
 //   - [ErrTimeout], [ErrCanceled]: Command.Timeout or ctx ended. Run returns promptly, at most a few seconds later, after
 //     it tried to stop the command and all its children; Result.StopConfirmed says whether that worked.
 //   - [ErrUncertain]: it is not known how the command ended, or what it wrote last, or, with DispatchedUnknown, whether it
-//     began.
+//     began. Or the sandbox failed to pass the input on, it is not known how much of it arrived, and the command was stopped.
 //   - [ErrQuota]: the sandbox's disk was full, and the end of the output is lost. The command itself was not disturbed, and
 //     Result.ExitCode is its own.
 //   - [ErrNotFound], [ErrRefused]: Command.Dir cannot be entered; the input was lost, a start-up file replaced the shell, or

@@ -1,8 +1,10 @@
 package leasehold
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -54,4 +56,38 @@ func TestWithAFullDiskASessionRuns(t *testing.T) {
 		t.Errorf("Run() = %+v, %v; want exit 3 in a session", got, err)
 	}
 	c.want(t, 1)
+}
+
+// TestAFullDiskDoesNotHoldUpTheInput has a command fill the disk, and read its input afterwards.
+func TestAFullDiskDoesNotHoldUpTheInput(t *testing.T) {
+	t.Parallel()
+	_, l := execRig(t, TransportJournal)
+	smallDisk(t, l, "size=512k")
+	content := numbered(300_000)
+	got, _ := runFails(t, t.Context(), l, Command{Script: `head -c 4000000 /dev/zero; [ "$(wc -c)" -eq 300000 ] && exit 3`, Stdin: bytes.NewReader(content), Timeout: 2 * time.Minute}, KindQuota, DispatchedYes)
+	if !got.Exited || got.ExitCode != 3 || got.Complete || got.StdinSize != int64(len(content)) {
+		t.Errorf("got exit %d (%v), complete %v, %d bytes taken; want exit 3 after the whole input", got.ExitCode, got.Exited, got.Complete, got.StdinSize)
+	}
+}
+
+// TestADispatchWithoutRoomLeavesNothing leaves room for the record, and none for the input that the dispatch carries.
+func TestADispatchWithoutRoomLeavesNothing(t *testing.T) {
+	_, l := execRig(t, TransportDefault)
+	dir := smallDisk(t, l, "size=64k")
+	if err := os.WriteFile(filepath.Join(dir, "fill"), make([]byte, 48<<10), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	got, err := l.Executor().Run(t.Context(), Command{Script: "wc -c; exit 3", Stdin: bytes.NewReader(numbered(60 << 10)), Timeout: 2 * time.Minute})
+	if err != nil || got.Transport != TransportSession || got.ExitCode != 3 || strings.TrimSpace(string(got.Stdout)) != "61440" {
+		t.Errorf("Run() = %+v, %v; want exit 3 in a session", got, err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if info, err := e.Info(); err != nil || e.Name() != "fill" && e.Name() != "born" && info.Size() > 0 {
+			t.Errorf("left behind: %s, %v", e.Name(), err)
+		}
+	}
 }

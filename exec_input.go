@@ -21,6 +21,9 @@ const (
 // errInput is the cause of the end of a command whose input could not be read.
 var errInput = errors.New("the command's input could not be read")
 
+// errUnfed is the cause of the end of a command to which the sandbox could not pass its input on.
+var errUnfed = errors.New("the sandbox could not pass on the command's input")
+
 // errRead is the error of an input whose Read did not return.
 var errRead = errors.New("a Read did not return")
 
@@ -167,24 +170,25 @@ func (r *feeder) feed(ctx context.Context) {
 		for pause := (backoff{}); ; {
 			wait := script.Wait{Limit: waitTime}
 			frame, err := r.ask(ctx, r.journal.Mark, r.journal.Feed(n, data, last, wait), wait)
-			if err == nil {
-				pause = backoff{}
-				switch frame.State {
-				case script.StateRunning:
-					data = nil // it is being written
-					continue
-				case script.StateFed:
-					r.taken.Add(int64(len(chunk)))
-				case script.StateGone, script.StateClosed:
-					last = true
+			if err != nil || frame.State == script.StateFull {
+				if pause.wait(ctx, 0) != nil {
+					return
 				}
-				if frame.State != script.StateFull {
-					break
-				}
+				continue
 			}
-			if pause.wait(ctx, 0) != nil {
+			switch frame.State {
+			case script.StateRunning:
+				data, pause = nil, backoff{} // it is being written
+				continue
+			case script.StateFed:
+				r.taken.Add(int64(len(chunk)))
+			case script.StateBroken:
+				r.abort(errUnfed)
 				return
+			case script.StateGone, script.StateClosed:
+				last = true
 			}
+			break
 		}
 		if last {
 			return

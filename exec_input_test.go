@@ -125,6 +125,20 @@ func TestAnInputThatIsNotRead(t *testing.T) {
 	})
 }
 
+// TestAnInputThatBreaksOffIsNoEnd kills who writes the input for the sandbox, in the middle of it.
+func TestAnInputThatBreaksOffIsNoEnd(t *testing.T) {
+	t.Parallel()
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		t.Parallel()
+		_, l := execRig(t, tr)
+		kill := `dd bs=1 count=1 2>/dev/null; for p in /proc/[0-9]*; do if [ $p/fd/1 -ef /proc/self/fd/0 ]; then kill -9 ${p#/proc/}; fi; done; `
+		got, err := runFails(t, t.Context(), l, Command{Script: kill + "cat >/dev/null; echo end", Stdin: bytes.NewReader(numbered(200_000)), Timeout: 2 * time.Minute}, KindUncertain, DispatchedYes)
+		if !strings.Contains(err.Message, "input") || !got.StopConfirmed || strings.Contains(string(got.Stdout), "end") {
+			t.Errorf("Run() = %+v, %v; want a command that was stopped while it read", got, err)
+		}
+	})
+}
+
 func TestAReaderThatFailsStopsTheCommand(t *testing.T) {
 	_, l := execRig(t, TransportJournal)
 	broken := errors.New("broken")

@@ -266,6 +266,8 @@ func (x *execution) verdict(life context.Context, err error) error {
 		return err
 	case context.Cause(life) == errInput:
 		return &Error{Op: x.op, Kind: KindIO, Message: "the command's input could not be read, and the command was stopped", cause: x.input.err}
+	case context.Cause(life) == errUnfed:
+		return &Error{Op: x.op, Kind: KindUncertain, Message: errUnfed.Error() + ", how much of it arrived is not known, and the command was stopped"}
 	case x.timedOut:
 		return &Error{Op: x.op, Kind: KindTimeout, Message: "the command's timeout was over"}
 	case context.Cause(life) == errDetached:

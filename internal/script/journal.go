@@ -104,7 +104,7 @@ func (j Journal) Start(s Start) Script {
 	}
 	if s.Feed {
 		stdin = `"$_record.in"`
-		b.WriteString(` && mkfifo "$_record.in" "$_record.k"`)
+		b.WriteString(" && " + hold)
 	}
 	login := s.Login.recorded()
 	if login.longScript() {

@@ -387,7 +387,13 @@ func TestJournalsAreRemovedAndSwept(t *testing.T) {
 	eachJournal(t, func(t *testing.T, j journals) {
 		dir := j.run(t, journal("old").Start(start("echo x"))).Dir
 		j.run(t, journal("dead").Start(start("echo x")))
-		s := start("sleep 5")
+		for i := range 20_000 { // more than the arguments of one process hold
+			name := fmt.Sprintf("%s.%0200d", [...]string{"old", "dead"}[i%2], i)
+			if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s := start("sleep 300")
 		s.Wait.Limit = 100 * time.Millisecond
 		j.run(t, journal("alive").Start(s))
 		past := time.Now().Add(-25 * time.Hour)

@@ -58,6 +58,12 @@ _rich=${ZSH_VERSION-}${BASH_VERSION-}
 case :${SHELLOPTS-}: in *:posix:*) _rich=;; esac
 _won= _new= _birth= _launcher= _process=$_known_process
 
+# Removes all that belongs to the record, and then the files $@, at best with one process: what there is of them may be more
+# than fits into its arguments.
+erase() {
+rm -f "$_record".* "$@" || { find "$_dir" -name "${_record##*/}.*" -exec rm -f {} +; [ $# = 0 ] || rm -f "$@"; }
+}
+
 # Prints the frame with this state.
 frame() {
 _born=
@@ -160,8 +166,8 @@ fi
 if [ ! -f "$_record" ]; then frame unwritable; exit; fi
 `)
 
-// full is where the winner finds that there is no room for the journal.
-const full = `{ echo >"$_refusal"; frame full; exit; }
+// full is where the winner finds that there is no room for the journal: it gives back what it took, but for the emptied record.
+const full = `{ echo >"$_refusal"; erase; true >"$_record"; frame full; exit; }
 `
 
 // waiting is for scripts that wait: news does so for $_limit ticks at most, each of which tick waits for. Tick is true when
@@ -374,7 +380,7 @@ for _record in $_taken; do
 if [ -e $_record ]; then true >$_record; fi
 _files="$_files $_record.*"
 done
-rm -f $_files
+rm -f $_files || for _record in $_taken; do erase; done
 `)
 
 // sweep removes what other hosts left behind.
@@ -384,6 +390,6 @@ find . -type f ! -name '*.*' ! -name born -size 0 -mmin +$_tombstones -exec rm -
 find /dev/shm -name ".leasehold-$_user-*" -mmin +$_tombstones -exec rm -f {} +
 find . -type f ! -name '*.*' ! -name born -mmin +$_journals | while read -r _record; do
 _process= _birth=
-if exited || [ ! "$_process" ] || ! alive; then rm -f $_record $_record.*; fi
+if exited || [ ! "$_process" ] || ! alive; then erase $_record; fi
 done
 `)

@@ -72,7 +72,7 @@ echo 1<>"$_record.k"
 true <>"$_record.in"
 sleep 0.1
 fi
-rm -f "$_record" "$_record".*
+erase "$_record"
 `)
 }
 
@@ -110,7 +110,7 @@ func (s Session) files(command string) string {
 	b.WriteString("$(\n" + j.open(Wait{}, 0))
 	b.WriteString("(umask 077; mkdir \"$_dir\")\nset -C\nif [ -O \"$_dir\" ] && [ ! -L \"$_dir\" ] && true >\"$_record\"; then\nset +C\nif echo >>\"$_record\"")
 	if s.Feed {
-		b.WriteString(" && mkfifo \"$_record.in\" \"$_record.k\"")
+		b.WriteString(" && " + hold)
 	}
 	if s.Login.longScript() {
 		b.WriteString(" && " + emit(s.Login.Script) + " >\"$_record.s\"")
