@@ -339,7 +339,9 @@ func (r *journalRun) settle() error {
 	if r.login.Bwrap != nil && r.record.Started && !r.record.Wrapped {
 		r.l.unwrapped(r.record.Stale)
 	}
-	if (r.ended || r.stopConfirmed) && !r.left && !r.out.beyond() && !r.errs.beyond() {
+	// The note that keeps a command from beginning must stay.
+	forestalled := r.stopFrame != nil && r.stopFrame.State == script.StateStopped && r.stopFrame.Process.ID == 0
+	if (r.ended || r.stopConfirmed) && !forestalled && !r.left && !r.out.beyond() && !r.errs.beyond() {
 		r.l.journals.done(r.journal.ID, r.size())
 	}
 	switch {

@@ -58,6 +58,10 @@ func (r *journalRun) take(ctx context.Context, frame script.Frame, wait script.W
 		r.record.State, r.ended = script.StateGone, true
 		return nil
 	}
+	if frame.State == script.StateLost && frame.Process.ID == 0 {
+		r.dispatched = DispatchedUnknown
+		return &Error{Op: r.op, Kind: KindUncertain, Message: "nobody has begun the command within a minute of its dispatch: whether it ran is not known"}
+	}
 	if err := r.takeStream(ctx, r.out, frame.Stdout, wait.Stdout); err != nil {
 		return err
 	}

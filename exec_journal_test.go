@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -331,6 +332,37 @@ func TestE5WhatTheRecordBecomesDoesNotHoldUpRun(t *testing.T) {
 			wantDead(t, alive)
 		})
 	}
+}
+
+// TestE3WhatNobodyBeginsIsUncertain kills whoever has claimed a command before it can begin, as lack of room for processes does.
+func TestE3WhatNobodyBeginsIsUncertain(t *testing.T) {
+	dir := scratchRoot(t)
+	synctest.Test(t, func(t *testing.T) {
+		b := newBubbleRig(t, dir)
+		b.box.path = filepath.Join(dir, "bin")
+		if err := os.Mkdir(b.box.path, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(b.box.path, "bash"), []byte("#!/bin/sh\nkill -9 $PPID\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		old := time.Now().Add(-time.Hour) // of the bubble, which is old
+		b.box.fault = func(string, *http.Request) bubbleFault {
+			records, err := filepath.Glob(filepath.Join(dir, "tmp/.leasehold-*/*"))
+			if err != nil {
+				t.Error(err)
+			}
+			for _, record := range records {
+				_ = os.Chtimes(record, old, old)
+			}
+			return nil
+		}
+		// Bash is the shell for profiles.
+		got, err := b.lease.Executor().Run(t.Context(), Command{Args: []string{"true"}, Transport: TransportJournal})
+		if e := wantError(t, err, KindUncertain); e.Dispatched != DispatchedUnknown || !got.StopConfirmed || got.Exited {
+			t.Errorf("Run() = %+v, %v; want dispatched unknown, and that it will not begin", got, err)
+		}
+	})
 }
 
 // TestE1ARefusalInPlaceOfTheReplyIsSettledFirst: the command ran, whatever something on the way says.

@@ -278,3 +278,55 @@ func TestE1AMarkOfARefusalProvesNothingWhileThereIsARecord(t *testing.T) {
 		}
 	})
 }
+
+// TestE1WhatNobodyBeginsIsLostForGood keeps back whoever is to begin a command, until nobody waits for that any more.
+func TestE1WhatNobodyBeginsIsLostForGood(t *testing.T) {
+	bash, err := exec.LookPath("bash")
+	if err != nil {
+		missing(t, "bash")
+	}
+	eachJournal(t, func(t *testing.T, j journals) {
+		bin := t.TempDir()
+		j.env = []string{"PATH=" + bin + ":" + os.Getenv("PATH")}
+		if j.argv, err = locate(j.argv); err != nil {
+			t.Fatal(err)
+		}
+		for id, give := range map[string]func() script.Frame{
+			"lost": func() script.Frame {
+				record := filepath.Join(j.home, fmt.Sprintf(".leasehold-%d", os.Getuid()), "lost")
+				if old := time.Now().Add(-3 * time.Minute); os.Chtimes(record, old, old) != nil {
+					t.Fatal("there is no record")
+				}
+				return j.run(t, journal("lost").Observe(briefly))
+			},
+			"stopped": func() script.Frame { return j.run(t, journal("stopped").Stop(briefly, script.Process{})) },
+		} {
+			gate, ran := filepath.Join(j.home, "gate-"+id), filepath.Join(j.home, "ran-"+id)
+			late := "#!/bin/sh\n" + until(gate) + "exec " + bash + ` "$@"` + "\n"
+			if err := os.WriteFile(filepath.Join(bin, "bash"), []byte(late), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			s := start(": >" + ran)
+			s.Login.Profiles, s.Wait.Limit = script.LoginProfiles, briefly.Limit // bash is the shell for these
+			if got := j.run(t, journal(id).Start(s)); got.State != script.StateRunning || !got.Claimed || got.Process.ID != 0 {
+				t.Fatalf("got %+v, want a command that was claimed, and has not begun", got)
+			}
+			if got := give(); got.State != script.State(id) || got.Process.ID != 0 {
+				t.Errorf("got %+v, want %s", got, id)
+			}
+			touch(t, gate)
+			if got := j.run(t, journal(id).Observe(patient)); !got.Exited || got.Started {
+				t.Errorf("got %+v, want an exit of what came too late", got)
+			}
+			if _, err := os.Stat(ran); err == nil {
+				t.Errorf("%s, and then the command ran", id)
+			}
+		}
+	})
+}
+
+// locate returns the arguments with the program's path.
+func locate(argv []string) ([]string, error) {
+	path, err := exec.LookPath(argv[0])
+	return append([]string{path}, argv[1:]...), err
+}

@@ -113,6 +113,12 @@ consult
 [ "$_exit" ]
 }
 
+# Keeps whoever has the record from beginning the command, and is true if that is certain: it writes down its process first,
+# and looks for this note then.
+forestall() {
+true >"$_record.z" && ! exited && [ ! "$_process" ]
+}
+
 # True while the command's process exists, or that of the shell around its wrapper, which learns of its exit.
 alive() {
 exists $_process $_birth || { [ "$_launcher" ] && [ $_launcher != $_process ] && exists $_launcher $_launched; }
@@ -212,8 +218,10 @@ if ! tick; then _late=$_exit; fi
 done
 }
 
+# A command that nobody has begun within a minute has nobody left to begin it: there was no room for one more process.
 watch() {
 news
+if [ ! "$_process$_exit" ] && [ -s "$_record" ] && [ "$(find "$_record" -mmin +1)" ] && forestall; then _lost=1; fi
 if [ "$_lost" ]; then frame lost; else frame run; fi
 }
 `)
@@ -342,12 +350,12 @@ if [ "${ZSH_VERSION-}" ]; then read -r -u 0 -k $1 _got; else read -r -d '' -n $1
 `) + meanwhile
 
 // stop waits for the command's process to be known, and ends it, and what it left in the background if it has ended
-// already. Then the command's end is being recorded.
+// already. Then the command's end is being recorded. A command that has not begun within a second does not.
 var stop = stopGroup + code(`for _try in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
 if exited || [ "$_process" ]; then break; fi
 sleep 0.05
 done
-if [ ! "$_process" ] && [ ! "$_exit" ]; then frame run; exit; fi
+if [ ! "$_process$_exit" ] && ! forestall && [ ! "$_process" ]; then frame run; exit; fi
 `) + holdInput + code(`if [ "$_process" ] && ! end_group; then frame alive; exit; fi
 `) + releaseInput + code(`_tries=0
 while [ -f "$_record" ] && [ $_tries -lt 10 ]; do

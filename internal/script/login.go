@@ -181,7 +181,7 @@ func (l Login) inline() string {
 }
 
 // recordProcess adds the shell's process to the record, and drops the parameters. Its start time tells it from another
-// one that gets its number later, as after a restart of the sandbox.
+// one that gets its number later, as after a restart of the sandbox. A shell that comes too late for somebody ends.
 const recordProcess = `{ if read -r _leasehold_stat </proc/self/stat; then
 _leasehold_process=${_leasehold_stat%% *}
 set -- ${_leasehold_stat##*) }
@@ -189,6 +189,7 @@ printf 'pid %s %s\n' $_leasehold_process ${20}
 else
 printf 'pid %s\n' $$
 fi >&9; } 2>/dev/null || exit
+[ ! -e "$_leasehold_record.z" ] || exit
 set --
 `
 
