@@ -135,7 +135,9 @@ type Result struct {
 	// Complete reports that both streams were delivered up to the exit. What children in the background write later is
 	// not part of them.
 	Complete bool
-	// Dispatched says whether the command was handed to the sandbox. If no, it did not run and never will.
+	// Dispatched says whether the command was handed to the sandbox. If no, it did not run and never will. But with
+	// [ErrNotRunning], of a sandbox that stops within two seconds of the dispatch, no is not proved: the provider's proxy may have
+	// delivered the command, and then answered as if it had not.
 	Dispatched Dispatch
 	// TimedOut reports that Command.Timeout was over before the command had ended, and StopConfirmed that the command, stopped
 	// because of that or of the end of the context, was confirmed to run no more. Daemons that it detached from itself may.

@@ -90,13 +90,14 @@ func (r *journalRun) dispatch(life context.Context) error {
 	start.Wait.Inline = script.Inline
 	chores := r.l.journals.chores()
 	start.Drop, start.Sweep = chores.drop, chores.sweep
+	sent := time.Now()
 	frame, err := r.ask(life, r.journal.Start(start), start.Wait)
 	if err != nil || frame.State != script.StateRunning && frame.State != script.StateLost {
 		r.l.journals.undone(chores)
 	}
 	if err != nil {
-		if e := failed(r.op, err); e.Dispatched == DispatchedNo || e.Kind == KindNotRunning || e.Kind == KindInvalid {
-			return r.l.observe(r.op, err) // nothing was sent, or there was nowhere to pass it on to
+		if r.notPassedOn(err, sent) {
+			return r.l.observe(r.op, err)
 		}
 		r.dispatched, r.followed = DispatchedUnknown, true
 		return r.resolve(life, err)

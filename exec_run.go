@@ -51,6 +51,8 @@ const (
 	resolveCall = 5 * time.Second
 	// maxRefusals is how many refusals end them.
 	maxRefusals = 3
+	// replayTime is how soon a proxy that has nowhere to pass a dispatch on to says so.
+	replayTime = 2 * time.Second
 )
 
 // blindTime is how long every read may fail before a command counts as lost from sight.
@@ -339,6 +341,13 @@ func own(err error) error {
 func refused(err error) bool {
 	var remote *daytona.Error
 	return errors.As(err, &remote) && (remote.Unauthorized() || remote.Forbidden() || remote.RateLimited())
+}
+
+// notPassedOn reports that a dispatch was not sent, or was refused for what it is, or that the proxy said at once that the sandbox
+// is not started. If it says so later, it may be of a second delivery: the proxy makes one when the sandbox ended under the first.
+func (x *execution) notPassedOn(err error, sent time.Time) bool {
+	e := failed(x.op, err)
+	return e.Dispatched == DispatchedNo || e.Kind == KindInvalid || e.Kind == KindNotRunning && time.Since(sent) < replayTime
 }
 
 // ask runs a script that prints a frame with this mark.

@@ -117,8 +117,8 @@ func (r *sessionRun) dispatch(life context.Context) error {
 		r.dispatched = DispatchedYes
 		return nil
 	}
-	if e := failed(r.op, err); e.Dispatched == DispatchedNo || e.Kind == KindNotRunning || e.Kind == KindInvalid {
-		return r.l.observe(r.op, err) // nothing was sent, or there was nowhere to pass it on to
+	if r.notPassedOn(err, r.sentAt) {
+		return r.l.observe(r.op, err)
 	}
 	r.dispatched = DispatchedUnknown
 	return r.resolve(life, err)

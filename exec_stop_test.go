@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -131,6 +133,38 @@ func TestE5TheTimeoutIsNotTheOutputs(t *testing.T) {
 				_ = syscall.Kill(pid, syscall.SIGKILL)
 			})
 		}
+	})
+}
+
+// TestE1NotStartedIsNoProofOfASecondDelivery has the sandbox stop under a dispatch, which the proxy then delivers again.
+func TestE1NotStartedIsNoProofOfASecondDelivery(t *testing.T) {
+	root := scratchRoot(t)
+	eachTransport(t, func(t *testing.T, tr Transport) {
+		dir := filepath.Join(root, string(tr))
+		synctest.Test(t, func(t *testing.T) {
+			b := newBubbleRig(t, dir)
+			b.box.fault = func(kind string, _ *http.Request) bubbleFault {
+				if kind != "dispatch" {
+					return nil
+				}
+				return func(_ http.ResponseWriter, r *http.Request, next http.HandlerFunc) {
+					next(httptest.NewRecorder(), r)
+					time.Sleep(replayTime) // virtual
+					sandbox := b.lease.Ref().Sandbox
+					if err := b.client.Stop(context.Background(), sandbox); err != nil {
+						t.Error(err)
+					}
+					b.server.Sandbox(sandbox).Settle(time.Minute)
+					panic(http.ErrAbortHandler)
+				}
+			}
+			b.server.SetFaults(emulator.Fault{Path: dispatchPath(tr), Action: emulator.Duplicate})
+			starts := counter{filepath.Join(dir, "starts")}
+			cmd := Command{Script: ": leaseholdcommand; " + starts.script(), Transport: tr, Profiles: ProfilesNone}
+			runFails(t, t.Context(), b.lease, cmd, KindNotRunning, DispatchedUnknown)
+			starts.want(t, 1)
+			b.wantHits(t)
+		})
 	})
 }
 
