@@ -176,7 +176,9 @@ func TestE3WhatHappensUnderAJournal(t *testing.T) {
 	})
 	t.Run("the sandbox is restarted", func(t *testing.T) {
 		r, l := execRig(t, TransportJournal)
-		p := started(t, t.Context(), l, Command{Script: "echo begun; sleep 60"})
+		out := make(arrivals, 8)
+		p := started(t, t.Context(), l, Command{Script: "echo begun; sleep 60", Stdout: out})
+		<-out
 		p.Detach()
 		_, _ = p.Wait()
 		if err := r.client.Stop(t.Context(), l.Ref().Sandbox); err != nil {
