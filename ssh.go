@@ -36,7 +36,8 @@ type sshSecret struct{ token string }
 // It ends at its time, when it is revoked, and when the lease is given back, whoever does that: this process, another, or a
 // [Sweeper]. If it is not known whether one was made ([DispatchedUnknown]), one may exist that nobody knows the token of; it
 // is revoked with the lease. The provider does not take a person's work for activity of the library's: without other use the
-// sandbox may be stopped for idleness, as far as the gateway does not prevent it.
+// sandbox may be stopped for idleness, as far as the gateway does not prevent it. It fails with [ErrProtocol] if a server other
+// than Daytona's own names no gateway.
 func (l *Lease) OpenSSH(ctx context.Context, lifetime time.Duration) (_ *SSHAccess, err error) {
 	const op = "ssh open"
 	if lifetime == 0 {
