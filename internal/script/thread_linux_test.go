@@ -37,7 +37,7 @@ func init() {
 		}
 		os.Exit(3)
 	}()
-	_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT, 0, 0, 0)
+	_, _, _ = syscall.Syscall(syscall.SYS_EXIT, 0, 0, 0) // and not a raw one: the runtime must know that the thread does not run
 }
 
 // headless returns a command that becomes this program, and what waits until its main thread has ended.
