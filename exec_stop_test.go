@@ -11,7 +11,6 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -130,7 +129,9 @@ func TestE5TheTimeoutIsNotTheOutputs(t *testing.T) {
 				if err != nil || processEnded(pid) {
 					t.Errorf("what the command left in the background was ended (%v)", err)
 				}
-				_ = syscall.Kill(pid, syscall.SIGKILL)
+				if p, err := os.FindProcess(pid); err == nil {
+					_ = p.Kill()
+				}
 			})
 		}
 	})

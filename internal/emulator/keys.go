@@ -45,14 +45,15 @@ func (s *Server) authenticate(r *http.Request) (found Key, ok bool) {
 func (k Key) permit(r *http.Request) *apiError {
 	path := strings.TrimPrefix(r.URL.Path, "/api")
 	sandbox, below := strings.CutPrefix(path, "/sandbox/")
+	revokes := r.Method == http.MethodDelete && strings.HasSuffix(path, "/ssh-access") // a write
 	switch {
 	case k.Masked && below && sandbox != listSegment:
 		id, _, _ := strings.Cut(sandbox, "/")
 		return notFound(id)
 	case k.Masked,
 		k.SandboxPaths && path != "/sandbox" && !below,
-		k.NoWrite && (r.Method == http.MethodPost || r.Method == http.MethodPut),
-		k.NoDelete && r.Method == http.MethodDelete:
+		k.NoWrite && (r.Method == http.MethodPost || r.Method == http.MethodPut || revokes),
+		k.NoDelete && r.Method == http.MethodDelete && !revokes:
 		return refuse(http.StatusForbidden, "Forbidden resource")
 	}
 	return nil
