@@ -63,9 +63,8 @@ type Command struct {
 	CaptureLimit int64
 	// Timeout is the command's lifetime, from its dispatch on, whatever happens to the connection. When it is over the
 	// command is stopped and Run fails with [ErrTimeout]. What a command has written that has ended in time is delivered after
-	// that, too, as long as the context lasts. Zero: none,
-	// but two minutes for Args that are git push, fetch, pull, ls-remote, clone, remote update or submodule update: a
-	// stalled remote would never end.
+	// that, too, as long as the context lasts. Zero: none, but two minutes for Args that are git push, fetch, pull,
+	// ls-remote, clone, remote update or submodule update: a stalled remote would never end.
 	Timeout time.Duration
 	// Profiles says which start-up files are read.
 	Profiles ProfilePolicy

@@ -169,7 +169,8 @@ func imageProblem(image string) string {
 //
 // It fails with [ErrBroken] if the build failed, of which the log says why, and with [ErrUncertain] if the creation was not
 // answered and no snapshot of the name is seen within [Config.CallTimeout]. It fails with [ErrConflict] if the snapshot is
-// inactive, or being deleted. What failed stays at the provider until [Snapshots.Delete]. The end of ctx ends the call, and not the build.
+// inactive, or being deleted. What failed stays at the provider until [Snapshots.Delete]. The end of ctx ends the call, and
+// not the build.
 func (s *Snapshots) Build(ctx context.Context, ref SnapshotRef, request BuildRequest) (_ SnapshotRef, err error) {
 	const op = "snapshot build"
 	ctx, span := s.p.span(ctx, op)

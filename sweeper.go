@@ -49,11 +49,11 @@ type SweeperOptions struct {
 	OnOrphan func(context.Context, Record) Disposition
 }
 
-// Sweeper works off the records of a provider's store that no living host holds: it deletes what creations left behind,
-// stops or deletes leases whose host died, and removes records only when what they stand for is proved to be gone, or
-// given back. It never gives up a record, and takes not-found of a name for absence only if the creation was refused. Any number of sweepers, in one
-// process or many, may share a store: each record is worked on by one of them at a time. A sweeper leaves alone the
-// records of living hosts and those of another account than its provider's.
+// Sweeper works off the records of a provider's store that no living host holds: it deletes what creations left behind, stops
+// or deletes leases whose host died, and removes records only when what they stand for is proved to be gone, or given back.
+// It never gives up a record, and takes not-found of a name for absence only if the creation was refused. Any number of
+// sweepers, in one process or many, may share a store: each record is worked on by one of them at a time. A sweeper leaves
+// alone the records of living hosts and those of another account than its provider's.
 type Sweeper struct {
 	p       *provider
 	options SweeperOptions

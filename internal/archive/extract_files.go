@@ -18,7 +18,8 @@ type Target struct {
 // members, in this order. Several archives may follow each other. Each is written beside its destination, gets its mode and
 // time, and takes its place by rename once the archive has proved to be whole. On any failure before the first rename, all
 // earlier files are as they were. A destination that is a link or not a regular file, or given twice, is refused with
-// [ErrType], before anything is read; one that only the host cannot tell from another, before it is renamed; an archive of other members, or with one that is not a regular file, with [ErrUnsafe].
+// [ErrType], before anything is read; one that only the host cannot tell from another, before it is renamed; an archive of
+// other members, or with one that is not a regular file, with [ErrUnsafe].
 //
 // Until they are published, two files are held open for each target.
 func ExtractFiles(ctx context.Context, r io.Reader, targets []Target, opt ExtractOptions) (Summary, error) {

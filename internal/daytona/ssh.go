@@ -40,7 +40,8 @@ var sshCommandForm = regexp.MustCompile(`^ssh (?:-p ([1-9][0-9]{0,4}) )?([A-Za-z
 var sshTokenForm = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_-]{7,255}$`)
 
 // CreateSSH makes a credential for the sandbox. Of a reply whose command is not of the expected form nothing is taken: it
-// would be run by a shell. One without a command is taken from the hosted service alone. The API revokes the credentials that there were before.
+// would be run by a shell. One without a command is taken from the hosted service alone. The API revokes the credentials that
+// there were before.
 func (c *Client) CreateSSH(ctx context.Context, id string, minutes int) (*SSHAccess, error) {
 	if !segment(id) || minutes < MinSSHMinutes || minutes > MaxSSHMinutes {
 		return nil, badInput(OpCreateSSH)

@@ -128,11 +128,12 @@ func (l Login) longScript() bool {
 	return len(l.Args) == 0 && len(l.Script) > MaxWord/2 // quotes may double it
 }
 
-// Text returns the script for `sh -c`. It replaces itself by the command, so that the command's own exit or signal is
-// what its parent sees. Profiles are sourced at top level (inside a function their `declare -x` would be local), with no
-// positional parameters, no input and no output, and whatever they do (fail, exit, set -e, not parse) the command still
-// runs: the EXIT trap leads to it too. Only a profile that replaces the shell keeps it from running, or a signal that ends
-// the shell meanwhile, see [endings], and then the mark is missing. Variables go through env, since shells hold some of them read-only.
+// Text returns the script for `sh -c`. It replaces itself by the command, so that the command's own exit or signal is what
+// its parent sees. Profiles are sourced at top level (inside a function their `declare -x` would be local), with no
+// positional parameters, no input and no output, and whatever they do (fail, exit, set -e, not parse) the command still runs:
+// the EXIT trap leads to it too. Only a profile that replaces the shell keeps it from running, or a signal that ends the
+// shell meanwhile, see [endings], and then the mark is missing. Variables go through env, since shells hold some of them
+// read-only.
 func (l Login) Text() string {
 	var b strings.Builder
 	command := l.enter() + l.exec("exec ")

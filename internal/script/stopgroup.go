@@ -18,10 +18,10 @@ ended() { [ "$1" = Z ] && [ "${18}" -le 1 ]; }
 `)
 
 // stopGroup, with describe, defines end_group, which ends the process $_process with its process group, its session and all
-// descendants, and is true once none of them is left: it asks (SIGTERM), kills after 2 s, and gives up after 3 s. An orphan that stayed in
-// the group or the session belongs to it, a daemon that has left both and its ancestors does not. $_birth is the start time
-// of the process, if that is known: a process of the same number that started at another time is a stranger, and while a
-// group of that number exists the system gives the number to nobody else, so then the group is empty.
+// descendants, and is true once none of them is left: it asks (SIGTERM), kills after 2 s, and gives up after 3 s. An orphan
+// that stayed in the group or the session belongs to it, a daemon that has left both and its ancestors does not. $_birth is
+// the start time of the process, if that is known: a process of the same number that started at another time is a stranger,
+// and while a group of that number exists the system gives the number to nobody else, so then the group is empty.
 //
 // A look at the process table takes a while, and misses who is born meanwhile and whose parent ends before it is looked
 // at. The system knows whether there is a group, and kills it all at once.

@@ -61,10 +61,9 @@ const (
 // passes bounds how often table looks for newcomers, on a machine where processes start faster than it reads.
 const passes = 20
 
-// table reads /proc, without this process and without zombies, which hold nothing but their pid. One whose threads run, but for
-// the main one, is none. Reading it takes
-// milliseconds, in which a process may fork and exit: both it and its child would be missed. So the newcomers are read
-// until there are none.
+// table reads /proc, without this process and without zombies, which hold nothing but their pid. One whose threads run, but
+// for the main one, is none. Reading it takes milliseconds, in which a process may fork and exit: both it and its child would
+// be missed. So the newcomers are read until there are none.
 func table(mark []byte, seize func(pid int)) ([]process, error) {
 	read := map[int]bool{os.Getpid(): true}
 	var all []process
@@ -165,11 +164,11 @@ func stat(pid int) (process, bool) {
 
 func runs(state byte) bool { return state != 0 && state != 'Z' && state != 'X' }
 
-// statIn reads <dir>/stat, of a process or one of its threads: pid (name) state parent group session ... flags ... birth ... code ... and the
-// addresses between which the environment lies. The kernel sets these to the same place before it writes the environment,
-// and the address of the code afterwards; while there is no program yet, or none any more, all are 0. The name may hold
-// anything, also parentheses and spaces, so the fields are counted from the last parenthesis.
-// State 0: there is none.
+// statIn reads <dir>/stat, of a process or one of its threads: pid (name) state parent group session ... flags ... birth ...
+// code ... and the addresses between which the environment lies. The kernel sets these to the same place before it writes the
+// environment, and the address of the code afterwards; while there is no program yet, or none any more, all are 0. The name
+// may hold anything, also parentheses and spaces, so the fields are counted from the last parenthesis. State 0: there is
+// none.
 func statIn(dir string) (p process, state byte, threads int) {
 	content, err := os.ReadFile(dir + "/stat")
 	if err != nil {
