@@ -48,6 +48,7 @@ func TestBwrapLine(t *testing.T) {
 
 // TestBwrapLineSurvivesEveryShell reads the words that sudo gets, with and without a command's files.
 func TestBwrapLineSurvivesEveryShell(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	out := filepath.Join(dir, "words")
 	if err := os.WriteFile(filepath.Join(dir, "sudo"), []byte("#!/bin/sh\nprintf '%s\\0' \"$@\" >\"$OUT\"\n"), 0o755); err != nil {
@@ -104,6 +105,7 @@ func passing(t *testing.T, with string) string {
 // TestBwrapHandsOver: through sudo and su, in each shell that may be the daemon's and each that may be /bin/sh, a command
 // gets the environment, the streams and the place in its process group that it has without them.
 func TestBwrapHandsOver(t *testing.T) {
+	t.Parallel()
 	if _, err := os.Stat("/proc/self/stat"); err != nil {
 		missing(t, "/proc")
 	}

@@ -26,6 +26,7 @@ func feeding(t *testing.T, j journals, id, command string) (dir string) {
 
 // TestE1AChunkIsWrittenOnce delivers chunks again, when it is known no more by a file that they were written.
 func TestE1AChunkIsWrittenOnce(t *testing.T) {
+	t.Parallel()
 	eachJournal(t, func(t *testing.T, j journals) {
 		dir := feeding(t, j, "once", "cat")
 		var want strings.Builder
@@ -60,6 +61,7 @@ func TestE1AChunkIsWrittenOnce(t *testing.T) {
 
 // TestE3AChunksWriterThatFailsIsNoEnd: a writer that is missing, dies, or is killed with the shell that waits for it.
 func TestE3AChunksWriterThatFailsIsNoEnd(t *testing.T) {
+	t.Parallel()
 	needsProc(t)
 	eachJournal(t, func(t *testing.T, j journals) {
 		for id, writer := range map[string]string{"missing": "", "dies": "kill -9 $$", "nobody": "kill -9 $PPID $$"} {

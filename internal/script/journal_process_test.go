@@ -31,6 +31,7 @@ var briefly = script.Wait{Limit: 5 * script.Tick, Inline: script.Inline}
 
 // TestE3WhatMayNotBeSignalledIsNotLost has a user's command become root's, as sudo does.
 func TestE3WhatMayNotBeSignalledIsNotLost(t *testing.T) {
+	t.Parallel()
 	setpriv, err := exec.LookPath("setpriv")
 	if err != nil {
 		missing(t, "setpriv")
@@ -87,6 +88,7 @@ func TestE3WhatMayNotBeSignalledIsNotLost(t *testing.T) {
 
 // TestE3AProcessMayHaveAnyName gives the command's process a name of two lines, the second of which looks like its end.
 func TestE3AProcessMayHaveAnyName(t *testing.T) {
+	t.Parallel()
 	if _, err := os.Stat("/proc/self/comm"); err != nil {
 		missing(t, "/proc/self/comm")
 	}
@@ -129,6 +131,7 @@ func without(t *testing.T, name string) string {
 // TestE3AStopIsNoExit: a command that a signal stops goes on when another one says so. Bash tells of both, where it controls
 // jobs in place of setsid.
 func TestE3AStopIsNoExit(t *testing.T) {
+	t.Parallel()
 	eachJournal(t, func(t *testing.T, j journals) {
 		if j.argv[0] == "zsh" {
 			t.Skip("zsh continues what it waits for")
@@ -161,6 +164,7 @@ func TestE3AStopIsNoExit(t *testing.T) {
 }
 
 func TestSignalsHaveTheSameNamesInAllShells(t *testing.T) {
+	t.Parallel()
 	eachShell(t, func(t *testing.T, argv []string) {
 		got := run(t, shell(t, argv, t.TempDir(), "-c", `for s in `+strings.Join(script.Signals, " ")+`; do sleep 62 & kill -$s $! || echo $s; kill -KILL $!; done`))
 		if got.Stdout != "" && (argv[0] != "zsh" || got.Stdout != "ABRT\n") {
@@ -172,6 +176,7 @@ func TestSignalsHaveTheSameNamesInAllShells(t *testing.T) {
 // TestE4ChildrenMayWriteOnWhenNobodyListens has a child in the background write first once the command and every request have
 // ended.
 func TestE4ChildrenMayWriteOnWhenNobodyListens(t *testing.T) {
+	t.Parallel()
 	eachJournal(t, func(t *testing.T, j journals) {
 		end, speak, lived := filepath.Join(j.home, "end"), filepath.Join(j.home, "speak"), filepath.Join(j.home, "lived")
 		s := start(until(end) + "(" + until(speak) + "echo late; echo late >&2; : >" + lived + ") & exit 3")
@@ -197,6 +202,7 @@ func TestE4ChildrenMayWriteOnWhenNobodyListens(t *testing.T) {
 
 // TestE2AKilledCopierIsNoFullDisk kills what copies the output into the file.
 func TestE2AKilledCopierIsNoFullDisk(t *testing.T) {
+	t.Parallel()
 	eachJournal(t, func(t *testing.T, j journals) {
 		gate := filepath.Join(j.home, "gate")
 		s := start("echo x; " + until(gate) + "echo y; exit 3")
@@ -231,6 +237,7 @@ func TestE2AKilledCopierIsNoFullDisk(t *testing.T) {
 // TestE1AMarkOfARefusalProvesNothingWhileThereIsARecord: whoever refuses for lack of room may be too late to see the record,
 // and too late to be seen.
 func TestE1AMarkOfARefusalProvesNothingWhileThereIsARecord(t *testing.T) {
+	t.Parallel()
 	if _, err := os.Stat("/dev/shm"); err != nil {
 		missing(t, "/dev/shm")
 	}
@@ -281,6 +288,7 @@ func TestE1AMarkOfARefusalProvesNothingWhileThereIsARecord(t *testing.T) {
 
 // TestE1WhatNobodyBeginsIsLostForGood keeps back whoever is to begin a command, until nobody waits for that any more.
 func TestE1WhatNobodyBeginsIsLostForGood(t *testing.T) {
+	t.Parallel()
 	bash, err := exec.LookPath("bash")
 	if err != nil {
 		missing(t, "bash")

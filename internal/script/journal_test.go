@@ -123,6 +123,7 @@ func eachJournal(t *testing.T, f func(t *testing.T, j journals)) {
 
 // TestAShellsOwnStartUpFilesChangeNothing gives the shells start-up files and an environment which change what words mean.
 func TestAShellsOwnStartUpFilesChangeNothing(t *testing.T) {
+	t.Parallel()
 	files := map[string]string{
 		"options":   "set -efuC; set -a\nIFS=:/0e\n",
 		"aliases":   "alias cat=false printf='echo no' eval=echo unset=true set=true rm='rm -i' dd=false read=false\nshopt -s expand_aliases 2>/dev/null\n",
@@ -148,6 +149,7 @@ func TestAShellsOwnStartUpFilesChangeNothing(t *testing.T) {
 
 // TestE1WhoeverTakesTheDirectoryAwayProvesNothing has the command do that, and delivers its dispatch again.
 func TestE1WhoeverTakesTheDirectoryAwayProvesNothing(t *testing.T) {
+	t.Parallel()
 	eachJournal(t, func(t *testing.T, j journals) {
 		for name, take := range map[string]string{"file": ": >$d", "link": "ln -s /nowhere $d"} {
 			j.home = t.TempDir()
@@ -180,6 +182,7 @@ func TestE1WhoeverTakesTheDirectoryAwayProvesNothing(t *testing.T) {
 }
 
 func TestADirectoryWhoseNameHoldsANewlineIsNotUsed(t *testing.T) {
+	t.Parallel()
 	eachJournal(t, func(t *testing.T, j journals) {
 		odd := filepath.Join(t.TempDir(), "a\nb")
 		if err := os.Mkdir(odd, 0o700); err != nil {
@@ -204,6 +207,7 @@ func TestADirectoryWhoseNameHoldsANewlineIsNotUsed(t *testing.T) {
 }
 
 func TestAJournalHoldsWhatTheCommandDid(t *testing.T) {
+	t.Parallel()
 	eachJournal(t, func(t *testing.T, j journals) {
 		every := make([]byte, 256)
 		for i := range every {
@@ -268,6 +272,7 @@ func TestAJournalHoldsWhatTheCommandDid(t *testing.T) {
 }
 
 func TestAJournalsCommandStartsOnce(t *testing.T) {
+	t.Parallel()
 	eachJournal(t, func(t *testing.T, j journals) {
 		count := filepath.Join(j.home, "count")
 		text := journal("once").Start(start("echo x >>" + count + "; sleep 0.2; echo done"))
@@ -285,6 +290,7 @@ func TestAJournalsCommandStartsOnce(t *testing.T) {
 }
 
 func TestAJournalThatWasSettledStartsNothing(t *testing.T) {
+	t.Parallel()
 	eachJournal(t, func(t *testing.T, j journals) {
 		for name, settle := range map[string]script.Script{"settle": journal("settle").Settle(patient), "stop": journal("stop").Stop(script.Wait{Inline: script.Inline}, script.Process{})} {
 			got := j.run(t, settle)
@@ -304,6 +310,7 @@ func TestAJournalThatWasSettledStartsNothing(t *testing.T) {
 }
 
 func TestAJournalTellsOfOutputAndEnd(t *testing.T) {
+	t.Parallel()
 	eachJournal(t, func(t *testing.T, j journals) {
 		gate := filepath.Join(j.home, "gate")
 		s := start("printf one; until [ -e " + gate + " ]; do sleep 0.01; done; printf two >&2; until [ -e " + gate + "2 ]; do sleep 0.01; done; exit 4")
@@ -338,6 +345,7 @@ func TestAJournalTellsOfOutputAndEnd(t *testing.T) {
 }
 
 func TestAJournalsCommandIsStoppedWithItsChildren(t *testing.T) {
+	t.Parallel()
 	eachJournal(t, func(t *testing.T, j journals) {
 		s := start("trap '' TERM; sleep 61 & (setsid sleep 62 & wait) & echo ready; wait; while :; do sleep 63; done")
 		s.Wait.Output = true
@@ -351,6 +359,7 @@ func TestAJournalsCommandIsStoppedWithItsChildren(t *testing.T) {
 }
 
 func TestALostProcessIsNoticed(t *testing.T) {
+	t.Parallel()
 	eachJournal(t, func(t *testing.T, j journals) {
 		s := start("kill -9 $PPID; echo out; exec sleep 0.3")
 		s.Wait.Limit = time.Second
@@ -365,6 +374,7 @@ func TestALostProcessIsNoticed(t *testing.T) {
 }
 
 func TestAJournalNeedsADirectory(t *testing.T) {
+	t.Parallel()
 	eachJournal(t, func(t *testing.T, j journals) {
 		j.home = filepath.Join(j.home, "none")
 		late := journal("nowhere" + strings.ReplaceAll(fmt.Sprint(time.Now().UnixNano()), "-", "")).Start(start("echo x"))
@@ -384,6 +394,7 @@ func TestAJournalNeedsADirectory(t *testing.T) {
 }
 
 func TestJournalsAreRemovedAndSwept(t *testing.T) {
+	t.Parallel()
 	eachJournal(t, func(t *testing.T, j journals) {
 		dir := j.run(t, journal("old").Start(start("echo x"))).Dir
 		j.run(t, journal("dead").Start(start("echo x")))
@@ -420,7 +431,7 @@ func TestJournalsAreRemovedAndSwept(t *testing.T) {
 		want := []string{"alive", "alive.e", "alive.o", "born", "next", "next.e", "next.o", "old"}
 		deadline := time.Now().Add(time.Minute)
 		for !cmp.Equal(names(), want) && time.Now().Before(deadline) {
-			time.Sleep(5 * time.Millisecond)
+			time.Sleep(50 * time.Millisecond)
 		}
 		if diff := cmp.Diff(want, names()); diff != "" {
 			t.Errorf("journals left (-want +got):\n%s", diff)

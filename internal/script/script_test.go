@@ -6,13 +6,16 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -56,6 +59,17 @@ func shell(t testing.TB, argv []string, home string, args ...string) *exec.Cmd {
 	return cmd
 }
 
+// TestMain lets more tests run beside each other than there are processors: most wait for shells.
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if parallel := flag.Lookup("test.parallel"); parallel.Value.String() == parallel.DefValue {
+		if err := flag.Set(parallel.Name, strconv.Itoa(max(4, runtime.GOMAXPROCS(0)))); err != nil {
+			panic(err)
+		}
+	}
+	os.Exit(m.Run())
+}
+
 func eachShell(t *testing.T, f func(t *testing.T, argv []string)) {
 	for _, argv := range shells(t) {
 		t.Run(strings.Join(argv, " "), func(t *testing.T) {
@@ -85,6 +99,7 @@ func run(t testing.TB, cmd *exec.Cmd) outcome {
 }
 
 func TestQuoteSurvivesEveryShell(t *testing.T) {
+	t.Parallel()
 	every := make([]byte, 0, 255)
 	for b := 1; b < 256; b++ {
 		every = append(every, byte(b))
@@ -370,6 +385,7 @@ func plain(s string) string {
 }
 
 func TestE1ASessionRunsADispatchOnce(t *testing.T) {
+	t.Parallel()
 	eachShell(t, func(t *testing.T, argv []string) {
 		one := dispatch(1, script.Login{Script: "echo one"})
 		two := dispatch(2, script.Login{Script: "echo two"})
@@ -393,6 +409,7 @@ func TestE1ASessionRunsADispatchOnce(t *testing.T) {
 }
 
 func TestE4NothingACommandDoesHarmsTheSession(t *testing.T) {
+	t.Parallel()
 	tests := map[string]struct {
 		script string
 		stdout string
@@ -431,6 +448,7 @@ func TestE4NothingACommandDoesHarmsTheSession(t *testing.T) {
 }
 
 func TestADispatchIsUTF8WhateverTheCommand(t *testing.T) {
+	t.Parallel()
 	every := make([]byte, 0, 255)
 	for b := 1; b < 256; b++ {
 		every = append(every, byte(b))
@@ -449,6 +467,7 @@ func TestADispatchIsUTF8WhateverTheCommand(t *testing.T) {
 }
 
 func TestE4StderrIsTheCommandsAlone(t *testing.T) {
+	t.Parallel()
 	eachShell(t, func(t *testing.T, argv []string) {
 		got := session(t, argv, dispatch(1, script.Login{Script: "echo oops >&2; kill -9 $$"}))
 		if want := "oops\n@e\n@e:137\n"; plain(got.Stderr) != want {
@@ -458,6 +477,7 @@ func TestE4StderrIsTheCommandsAlone(t *testing.T) {
 }
 
 func TestNoProcessListingHoldsTheMark(t *testing.T) {
+	t.Parallel()
 	if _, err := exec.LookPath("ps"); err != nil {
 		missing(t, "ps")
 	}
@@ -474,6 +494,7 @@ func TestNoProcessListingHoldsTheMark(t *testing.T) {
 }
 
 func TestWithoutSetsidTheCommandHasAGroupOfItsOwn(t *testing.T) {
+	t.Parallel()
 	for _, argv := range shells(t) {
 		if argv[0] == "dash" || argv[0] == "sh" || argv[0] == "busybox" {
 			continue // job control without a terminal is bash's and zsh's

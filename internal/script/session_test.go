@@ -25,6 +25,7 @@ func needsProc(t *testing.T) {
 }
 
 func TestASessionsShortInputComesThroughAPipe(t *testing.T) {
+	t.Parallel()
 	eachShell(t, func(t *testing.T, argv []string) {
 		for name, tt := range map[string]struct{ stdin, command, want string }{
 			"text":           {"hello\nworld", "cat", "hello\nworld"},
@@ -67,6 +68,7 @@ func aside(t *testing.T, argv []string, home, text string) (lines *bufio.Reader,
 }
 
 func TestASessionsInputIsFedAsAJournalsIs(t *testing.T) {
+	t.Parallel()
 	eachShell(t, func(t *testing.T, argv []string) {
 		for name, tt := range map[string]struct {
 			command string
@@ -112,6 +114,7 @@ func TestASessionsInputIsFedAsAJournalsIs(t *testing.T) {
 
 // A chunk's writer that is slow to end finds the command's files gone: it leaves none of its own.
 func TestAWriterThatComesAfterTheRemovalLeavesNothing(t *testing.T) {
+	t.Parallel()
 	base64, err := exec.LookPath("base64")
 	if err != nil {
 		t.Fatal(err)
@@ -180,6 +183,7 @@ func wantNoFiles(t *testing.T, home string) {
 }
 
 func TestASessionCarriesWhatIsTooLongForAnArgument(t *testing.T) {
+	t.Parallel()
 	long := strings.Repeat("# it's long\n", 300_000)
 	arg := strings.Repeat("'x", 50_000)
 	eachShell(t, func(t *testing.T, argv []string) {
@@ -216,6 +220,7 @@ func TestASessionCarriesWhatIsTooLongForAnArgument(t *testing.T) {
 }
 
 func TestWithoutRoomForItsFilesASessionsCommandIsNotStarted(t *testing.T) {
+	t.Parallel()
 	eachShell(t, func(t *testing.T, argv []string) {
 		home := t.TempDir()
 		text := script.Session{ID: "id", Fence: 1, Mark: testMark, Feed: true, Login: script.Login{Script: "echo started"}}.Text()
@@ -232,6 +237,7 @@ func TestWithoutRoomForItsFilesASessionsCommandIsNotStarted(t *testing.T) {
 }
 
 func TestASessionTellsWhetherItsOutputIsHeld(t *testing.T) {
+	t.Parallel()
 	needsProc(t)
 	eachShell(t, func(t *testing.T, argv []string) {
 		for name, tt := range map[string]struct {
@@ -264,6 +270,7 @@ func TestASessionTellsWhetherItsOutputIsHeld(t *testing.T) {
 var processMark = regexp.MustCompile(testMark + `g:([1-9][0-9]*):([0-9]*)\n`)
 
 func TestAGroupIsStoppedWithItsOrphans(t *testing.T) {
+	t.Parallel()
 	needsProc(t)
 	eachShell(t, func(t *testing.T, argv []string) {
 		stop := func(pid int, start string) string {

@@ -118,6 +118,7 @@ func TestE3ACommandRunsAsLongAsAnyOfItsThreads(t *testing.T) {
 
 // TestTheOutputIsHeldByAnyThread leaves such a process in the background.
 func TestTheOutputIsHeldByAnyThread(t *testing.T) {
+	t.Parallel()
 	eachShell(t, func(t *testing.T, argv []string) {
 		file := filepath.Join(t.TempDir(), "file")
 		command, _ := headless(t, file)
