@@ -65,18 +65,24 @@ _unseen=$((_unseen+1))
 [ $_unseen = 1 ] || kill -KILL -$_process
 }
 
-# Each look reads the whole process table, so there are few: five within the first quarter of a second, then four a second.
+# Each look reads the whole process table, which a busy machine takes its time for, so there are few, at first soon one after
+# the other: eight in the two seconds before the kill, and four in the second after it.
 end_group() {
 [ $_process -gt 1 ] || return 1
 _family=" $_process "
-_tries=0 _pause=0.05 _unseen=0
+_tries=0 _unseen=0
 while find_family || unseen; do
 if [ $_tries = 0 ]; then kill -TERM -$_process; if [ "$_others" ]; then kill -TERM $_others; fi; fi
-if [ $_tries -ge 12 ]; then kill -KILL -$_process; kill -KILL $_targets; fi
-if [ $_tries -ge 16 ]; then return 1; fi
+if [ $_tries -ge 8 ]; then kill -KILL -$_process; kill -KILL $_targets; fi
+if [ $_tries -ge 12 ]; then return 1; fi
 _tries=$((_tries+1))
-if [ $_tries -gt 5 ]; then _pause=0.25; fi
-sleep $_pause
+case $_tries in
+1|2) sleep 0.05;;
+3) sleep 0.1;;
+4) sleep 0.2;;
+5|6|7|8) sleep 0.4;;
+*) sleep 0.25;;
+esac
 done
 true
 }
