@@ -381,13 +381,35 @@ func TestE5TheEndOfTheContextStopsTheCommand(t *testing.T) {
 // wantDead fails the test if the process whose id is in the file still runs.
 func wantDead(t *testing.T, file string) {
 	t.Helper()
+	if pid := processIn(t, file); !processEnded(pid) {
+		t.Errorf("process %d still runs", pid)
+	}
+}
+
+// wantAlive fails the test if the process whose id is in the file, which a command left in the background, has ended. It ends
+// it then.
+func wantAlive(t *testing.T, file string) {
+	t.Helper()
+	pid := processIn(t, file)
+	if processEnded(pid) {
+		t.Errorf("process %d, which the command left in the background, was ended", pid)
+	}
+	if p, err := os.FindProcess(pid); err == nil {
+		_ = p.Kill()
+	}
+}
+
+func processIn(t *testing.T, file string) int {
+	t.Helper()
 	data, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if pid, err := strconv.Atoi(strings.TrimSpace(string(data))); err != nil || !processEnded(pid) {
-		t.Errorf("process %q still runs (%v)", data, err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		t.Fatalf("%s: %v", file, err)
 	}
+	return pid
 }
 
 func TestE5TheTimeoutIsTheCommandsLifetime(t *testing.T) {

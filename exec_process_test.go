@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -370,14 +369,7 @@ func TestE3AnExitIsHadAfterTheDeadline(t *testing.T) {
 		if got := q.Ref(); got != ref {
 			t.Errorf("Ref() = %+v, want %+v", got, ref)
 		}
-		data, err := os.ReadFile(alive)
-		if err != nil {
-			t.Fatal(err)
-		}
-		pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
-		if err != nil || processEnded(pid) {
-			t.Errorf("what the command left in the background was ended (%v)", err)
-		}
+		wantAlive(t, alive)
 
 		p = started(t, t.Context(), l, Command{Script: "echo ready; sleep 62", Profiles: ProfilesNone})
 		ref = p.Ref()

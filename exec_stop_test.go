@@ -121,17 +121,7 @@ func TestE5TheTimeoutIsNotTheOutputs(t *testing.T) {
 				if err != nil || !got.Complete || got.ExitCode != 3 || got.TimedOut || size != 300000 {
 					t.Errorf("Wait() = %+v, %v with %d bytes; want exit 3 and all of the output", got, err, size)
 				}
-				data, err := os.ReadFile(child)
-				if err != nil {
-					t.Fatal(err)
-				}
-				pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
-				if err != nil || processEnded(pid) {
-					t.Errorf("what the command left in the background was ended (%v)", err)
-				}
-				if p, err := os.FindProcess(pid); err == nil {
-					_ = p.Kill()
-				}
+				wantAlive(t, child)
 			})
 		}
 	})

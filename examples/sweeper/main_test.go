@@ -21,26 +21,13 @@ func TestTheServiceGivesBackWhatADeadHostLeft(t *testing.T) {
 	state := t.TempDir()
 	leaveALease(t, state)
 
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	ended := make(chan error, 1)
 	var logged bytes.Buffer
-	go func() {
-		ended <- run(ctx, state, 50*time.Millisecond, listener, slog.New(slog.NewTextHandler(&logged, nil)))
-	}()
-
+	address, end := serve(t, state, slog.NewTextHandler(&logged, nil))
 	list := ""
 	for tick := time.Tick(20 * time.Millisecond); list != "[]\n"; <-tick {
-		list = get(t, "http://"+listener.Addr().String()+"/leases")
+		list = get(t, "http://"+address+"/leases")
 	}
-	cancel()
-	if err := <-ended; err != nil {
-		t.Errorf("run() = %v, want a clean end", err)
-	}
+	end()
 	if want := "run=left"; strings.Count(logged.String(), want) != 1 {
 		t.Errorf("log:\n%s\nwant one line with %q", &logged, want)
 	}
@@ -70,23 +57,13 @@ func TestTheServiceKeepsWhatAHostWantedKept(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	ended := make(chan error, 1)
-	go func() { ended <- run(ctx, state, 50*time.Millisecond, listener, slog.New(slog.DiscardHandler)) }()
+	_, end := serve(t, state, slog.DiscardHandler)
 	for tick := time.Tick(20 * time.Millisecond); len(entries) == 1 && !entries[0].Record.TriedAt.After(record.TriedAt); <-tick {
 		if entries, err = store.List(t.Context(), "", 2); err != nil {
 			t.Fatal(err)
 		}
 	}
-	cancel()
-	if err := <-ended; err != nil {
-		t.Errorf("run() = %v, want a clean end", err)
-	}
+	end()
 	if len(entries) != 1 || entries[0].Record.State != leasehold.StateStopped {
 		t.Errorf("the list: %+v, want the lease, stopped", entries)
 	}
@@ -96,6 +73,25 @@ func TestTheServiceKeepsWhatAHostWantedKept(t *testing.T) {
 	}
 	if err := host.Close(t.Context()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// serve runs the service, until end is called.
+func serve(t *testing.T, state string, log slog.Handler) (address string, end func()) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- run(ctx, state, 50*time.Millisecond, listener, slog.New(log)) }()
+	return listener.Addr().String(), func() {
+		t.Helper()
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("run() = %v, want a clean end", err)
+		}
 	}
 }
 

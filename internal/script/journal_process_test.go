@@ -143,15 +143,13 @@ func TestE3AStopIsNoExit(t *testing.T) {
 				j.env, s.Login.Profiles = []string{"PATH=" + path}, script.LoginProfiles // bash is the shell for these
 			}
 			got := j.run(t, journal(id).Start(s))
-			for deadline := time.Now().Add(time.Minute); ; time.Sleep(5 * time.Millisecond) {
+			eventually(t, "the command is stopped", func() bool {
 				if stat, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", got.Process.ID)); strings.Contains(string(stat), ") T ") {
-					break
-				}
-				if time.Now().After(deadline) {
-					t.Fatalf("got %+v, want a stopped command", got)
+					return true
 				}
 				got = j.run(t, journal(id).Observe(script.Wait{}))
-			}
+				return false
+			})
 			if got := j.run(t, journal(id).Observe(briefly)); got.State != script.StateRunning || got.Exited {
 				t.Errorf("got %+v, want a command that has not ended", got)
 			}
@@ -189,14 +187,7 @@ func TestE4ChildrenMayWriteOnWhenNobodyListens(t *testing.T) {
 			t.Errorf("got %+v, want exit 3", got)
 		}
 		touch(t, speak)
-		for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
-			if _, err := os.Stat(lived); err == nil {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatal("the child died of what it wrote")
-			}
-		}
+		eventually(t, "the child lives on", func() bool { _, err := os.Stat(lived); return err == nil })
 	})
 }
 

@@ -429,13 +429,7 @@ func TestJournalsAreRemovedAndSwept(t *testing.T) {
 			return names
 		}
 		want := []string{"alive", "alive.e", "alive.o", "born", "next", "next.e", "next.o", "old"}
-		deadline := time.Now().Add(time.Minute)
-		for !cmp.Equal(names(), want) && time.Now().Before(deadline) {
-			time.Sleep(50 * time.Millisecond)
-		}
-		if diff := cmp.Diff(want, names()); diff != "" {
-			t.Errorf("journals left (-want +got):\n%s", diff)
-		}
+		eventually(t, fmt.Sprintf("what is left is %q", want), func() bool { return cmp.Equal(names(), want) })
 		if got := j.run(t, journal("alive").Stop(script.Wait{Inline: script.Inline}, script.Process{})); got.State != script.StateStopped {
 			t.Errorf("got %+v, want stopped", got)
 		}

@@ -79,6 +79,16 @@ func eachShell(t *testing.T, f func(t *testing.T, argv []string)) {
 	}
 }
 
+// eventually waits for something that a process does, for a minute at most.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not after a minute: %s", what)
+		}
+	}
+}
+
 // outcome is what a shell did.
 type outcome struct {
 	Stdout, Stderr string

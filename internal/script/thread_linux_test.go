@@ -50,14 +50,7 @@ func headless(t *testing.T, file string) (command string, wait func()) {
 	command = headlessVariable + "=" + script.Quote(file) + " exec " + script.Quote(self)
 	return command, func() {
 		t.Helper()
-		for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
-			if content, _ := os.ReadFile(file); len(content) > 0 {
-				return
-			}
-			if time.Now().After(deadline) {
-				t.Fatal("the main thread has not ended after a minute")
-			}
-		}
+		eventually(t, "the main thread has ended", func() bool { content, _ := os.ReadFile(file); return len(content) > 0 })
 	}
 }
 
@@ -91,12 +84,10 @@ func TestE3ACommandRunsAsLongAsAnyOfItsThreads(t *testing.T) {
 		sweeping := start(":")
 		sweeping.Sweep = true
 		j.run(t, journal("sweep").Start(sweeping))
-		swept := func() bool { _, err := os.Stat(filepath.Join(dir, "over")); return err != nil && !sweeps(dir) }
-		for deadline := time.Now().Add(time.Minute); !swept(); time.Sleep(time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Fatal("the sweep takes more than a minute")
-			}
-		}
+		eventually(t, "the sweep has ended", func() bool {
+			_, err := os.Stat(filepath.Join(dir, "over"))
+			return err != nil && !sweeps(dir)
+		})
 		touch(t, file+".end")
 		j.wantFrame(t, j.run(t, journal("exits").Observe(patient)), ended(3, "", ""))
 
