@@ -207,8 +207,8 @@ func (x *execution) attempt(ctx context.Context, t transport) error {
 	return x.verdict(life, err)
 }
 
-// expire ends the life of a command once its time is over, unless the command has ended by then: what it has written is still to be
-// delivered, however long that takes.
+// expire ends the life of a command once its time is over, unless the command has ended by then: what it has written is still
+// to be delivered, however long that takes.
 func (x *execution) expire(life context.Context, abort context.CancelCauseFunc, after time.Duration) {
 	if sleep(life, after) != nil || x.over.Load() {
 		return
@@ -310,7 +310,8 @@ func (x *execution) noDirectory() error {
 }
 
 func (x *execution) replaced() error {
-	return &Error{Op: x.op, Kind: KindRefused, Message: "the command was not started: its input was lost, a start-up file replaced the shell, or a signal ended it meanwhile"}
+	const message = "the command was not started: its input was lost, a start-up file replaced the shell, or a signal ended it meanwhile"
+	return &Error{Op: x.op, Kind: KindRefused, Message: message}
 }
 
 // write delivers output. Its error is isOwn.

@@ -264,8 +264,8 @@ func (l *Lease) close(ctx context.Context) {
 }
 
 // toolbox returns the connection to the running sandbox. The first use after [Provider.Bind], and the first after the
-// sandbox was found not running, reads the sandbox and verifies that it is ours; it starts nothing. All of
-// that takes no longer than Config.Timeout: see read.
+// sandbox was found not running, reads the sandbox and verifies that it is ours; it starts nothing. All of that takes no
+// longer than Config.Timeout: see read.
 func (l *Lease) toolbox(ctx context.Context) (*daytona.Toolbox, error) {
 	if box := l.resolved(); box != nil {
 		return box, nil

@@ -73,10 +73,13 @@ func (p *provider) Destroy(ctx context.Context, ref LeaseRef) (_ Receipt, err er
 	})
 }
 
+// ending brings the sandbox of a reference to its end.
+type ending func(work context.Context, op string, ref LeaseRef) (Receipt, error)
+
 // giveBack ends the lease's activities and then its sandbox. The lease is closed whatever comes of it: giving back can
 // be repeated, using the lease cannot be resumed but by [Provider.Resume]. first is the first phase of end, for what fails
 // before it.
-func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, how Disposition, first Phase, end func(work context.Context, op string, ref LeaseRef) (Receipt, error)) (_ Receipt, err error) {
+func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, how Disposition, first Phase, end ending) (_ Receipt, err error) {
 	ctx, span := p.span(ctx, op)
 	defer func() { endSpan(span, err) }()
 	if err := ref.check(op); err != nil {

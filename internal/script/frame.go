@@ -13,7 +13,7 @@ type State string
 // The states.
 const (
 	StateRunning    State = "run"        // or ended: the record tells
-	StateLost       State = "lost"       // the process is gone, and nobody recorded its exit; or, without a process, nobody began the command, and nobody will
+	StateLost       State = "lost"       // the process is gone, and nobody recorded its exit; without one, nobody begins the command
 	StateGone       State = "gone"       // there is no journal any more
 	StateFull       State = "full"       // no room for a journal: the command was not started, and no copy of the dispatch will
 	StateUnwritable State = "unwritable" // this script did not start it for lack of room, but a copy of it may, or has
