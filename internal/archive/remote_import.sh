@@ -152,7 +152,8 @@ receive() {
     2) fail extract ;;
     *) fail conflict ;;
   esac
-  if [ -z "$bundle" ]; then [ ! -f "$s/joins" ] || . "$s/joins"
+  if [ -z "$bundle" ]; then
+    [ ! -f "$s/joins" ] || . "$s/joins"
   elif [ -h "$dest/$bundle" ]; then fail conflict
   elif [ -e "$dest/$bundle" ] && [ ! -d "$dest/$bundle" ]; then fail conflict
   fi
