@@ -24,7 +24,7 @@ const (
 	muchOutput = 256 << 10
 	// endTime is how long the end of a stream may be missing once the exit is recorded.
 	endTime = 10 * time.Second
-	// stopTime bounds a stop: the sandbox takes up to four seconds of it.
+	// stopTime bounds a stop: the sandbox takes up to six seconds of it.
 	stopTime = 8 * time.Second
 )
 

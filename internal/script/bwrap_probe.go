@@ -18,7 +18,7 @@ import (
 //	workspace-not-bindable   the workspace is not writable in the wrapper
 //	timed-out, other         something hung, or failed otherwise
 //
-// It ends after limit, and up to three seconds in which what hangs is ended. Sudo and what it runs are root's, and beyond
+// It ends after limit, and up to four seconds in which what hangs is ended. Sudo and what it runs are root's, and beyond
 // the user, but not beyond their own alarm clock, which Perl can set. Where nothing is installed no process is started.
 func ProbeBwrap(workspace string, limit time.Duration) string {
 	seconds := strconv.FormatFloat(limit.Seconds(), 'f', 3, 64)

@@ -18,7 +18,7 @@ ended() { [ "$1" = Z ] && [ "${18}" -le 1 ]; }
 `)
 
 // stopGroup, with describe, defines end_group, which ends the process $_process with its process group, its session and all
-// descendants, and is true once none of them is left: it asks (SIGTERM), kills after 2 s, and gives up after 3 s. An orphan
+// descendants, and is true once none of them is left: it asks (SIGTERM), kills after 2 s, and gives up after 4 s. An orphan
 // that stayed in the group or the session belongs to it, a daemon that has left both and its ancestors does not. $_birth is
 // the start time of the process, if that is known: a process of the same number that started at another time is a stranger,
 // and while a group of that number exists the system gives the number to nobody else, so then the group is empty.
@@ -65,16 +65,31 @@ _unseen=$((_unseen+1))
 [ $_unseen = 1 ] || kill -KILL -$_process
 }
 
-# Each look reads the whole process table, which a busy machine takes its time for, so there are few, at first soon one after
-# the other: eight in the two seconds before the kill, and four in the second after it.
+# Sets _now to hundredths of seconds, where the system tells them.
+clock() {
+_now=
+if read -r _now _idle </proc/uptime; then _now=$((${_now%%.*}*100+1${_now#*.}-100)); fi
+}
+
+# Each look reads the whole process table, so there are few, at first soon one after the other: eight in the two seconds before
+# the kill, and eight in those after it. A busy machine takes its time for them, so the clock ends either sooner. There is a
+# look after the kill in any case.
 end_group() {
 [ $_process -gt 1 ] || return 1
 _family=" $_process "
-_tries=0 _unseen=0
+_tries=0 _unseen=0 _killed=
+clock
+_begun=${_now:-0}
 while find_family || unseen; do
+clock
+_waited=$((${_now:-0}-_begun))
 if [ $_tries = 0 ]; then kill -TERM -$_process; if [ "$_others" ]; then kill -TERM $_others; fi; fi
-if [ $_tries -ge 8 ]; then kill -KILL -$_process; kill -KILL $_targets; fi
-if [ $_tries -ge 12 ]; then return 1; fi
+if [ "$_killed" ] && { [ $_tries -ge 16 ] || [ $_waited -ge 400 ]; }; then return 1; fi
+if [ $_tries -ge 8 ] || [ $_waited -ge 200 ]; then
+kill -KILL -$_process
+kill -KILL $_targets
+_killed=1
+fi
 _tries=$((_tries+1))
 case $_tries in
 1|2) sleep 0.05;;
