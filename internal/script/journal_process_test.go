@@ -128,6 +128,36 @@ func without(t *testing.T, name string) string {
 	return dir
 }
 
+// TestE5AStopGoesByTheClock stops a command that ignores SIGTERM, on a machine whose pauses take longer than they should: the
+// kill comes in time nevertheless.
+func TestE5AStopGoesByTheClock(t *testing.T) {
+	t.Parallel()
+	eachJournal(t, func(t *testing.T, j journals) {
+		if j.argv[0] == "busybox" {
+			t.Skip("busybox's sleep is its own")
+		}
+		s := start("trap '' TERM; echo ready; while :; do sleep 63; done")
+		s.Wait.Output = true
+		if got := j.run(t, journal("stop").Start(s)); got.Exited || got.Stdout.Bytes != "ready\n" {
+			t.Fatalf("got %+v, want a running command", got)
+		}
+		dir := t.TempDir()
+		pauses := filepath.Join(dir, "pauses")
+		slow := "#!/bin/sh\necho >>" + pauses + "\nPATH=${PATH#*:} exec sleep 1.1\n"
+		if err := os.WriteFile(filepath.Join(dir, "sleep"), []byte(slow), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		j.env = []string{"PATH=" + dir + ":" + os.Getenv("PATH")}
+		if got := j.run(t, journal("stop").Stop(script.Wait{}, script.Process{})); got.State != script.StateStopped {
+			t.Errorf("got %+v, want stopped", got)
+		}
+		// Two before the kill, and one after it; the rest are for the exit to be recorded.
+		if n, _ := os.ReadFile(pauses); len(n) < 3 || len(n) > 7 {
+			t.Errorf("%d pauses, want the kill after 2 s", len(n))
+		}
+	})
+}
+
 // TestE3AStopIsNoExit: a command that a signal stops goes on when another one says so. Bash tells of both, where it controls
 // jobs in place of setsid.
 func TestE3AStopIsNoExit(t *testing.T) {
