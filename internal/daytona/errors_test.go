@@ -7,9 +7,12 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/leasehold-go/leasehold/internal/emulator"
 )
 
 func apiError(status int, message string) string {
@@ -210,14 +213,17 @@ func TestContextEndIsTheCause(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			f := newFake(t, hang)
-			ctx, cancel := test.ctx()
-			defer cancel()
-			_, err := f.client(t, nil).Get(ctx, "box")
-			e := failure(t, err)
-			if e.Reason != test.reason || e.Dispatch != DispatchUnknown || !errors.Is(err, test.cause) {
-				t.Errorf("error = %+v, want %s, dispatch unknown, cause %v", e, test.reason, test.cause)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				l := newLive(t, emulator.Options{InMemory: true})
+				l.SetFaults(emulator.Fault{Action: emulator.SilentSocket, Bytes: -1})
+				ctx, cancel := test.ctx()
+				defer cancel()
+				_, err := l.Get(ctx, "box")
+				e := failure(t, err)
+				if e.Reason != test.reason || e.Dispatch != DispatchUnknown || !errors.Is(err, test.cause) {
+					t.Errorf("error = %+v, want %s, dispatch unknown, cause %v", e, test.reason, test.cause)
+				}
+			})
 		})
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/http/httptrace"
 	"os"
 	"sync"
 	"testing"
@@ -133,6 +134,29 @@ func within(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
+// due is a context whose end is that of a deadline.
+type due struct{ context.Context }
+
+func (d due) Err() error {
+	if d.Context.Err() == nil {
+		return nil
+	}
+	return context.DeadlineExceeded
+}
+
+// newDue returns a context whose deadline passes at the call of a function. By the clock it could pass before a request has come
+// as far as it is to come.
+func newDue() (ctx context.Context, pass func()) {
+	ctx, end := context.WithCancelCause(context.Background())
+	return due{ctx}, func() { end(context.DeadlineExceeded) }
+}
+
+// untilSent returns a context whose deadline passes when a request was sent.
+func untilSent() context.Context {
+	ctx, pass := newDue()
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{WroteRequest: func(httptrace.WroteRequestInfo) { pass() }})
+}
+
 const (
 	apiNotFound    = `{"path":"/api/sandbox/x","timestamp":"2026-01-01T00:00:00Z","statusCode":404,"error":"Not Found","message":"Sandbox with ID or name x not found"}`
 	daemonNotFound = `{"statusCode":404,"message":"not found: session not found","code":"NOT_FOUND","timestamp":"2026-01-01T00:00:00Z","path":"/process/session/s","method":"GET"}`
@@ -154,7 +178,7 @@ func needProcesses(t *testing.T) {
 // eventually asks again until the answer is yes.
 func eventually(t *testing.T, yes func() bool) {
 	t.Helper()
-	ctx := within(t, 20*time.Second)
+	ctx := within(t, time.Minute)
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
 	for !yes() {

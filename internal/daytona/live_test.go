@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -49,7 +50,7 @@ func (l *live) started(t *testing.T) *Sandbox {
 // await reads a sandbox until it has settled, and wants it in a state.
 func (l *live) await(t *testing.T, id string, want State) *Sandbox {
 	t.Helper()
-	l.Server.Sandbox(id).Settle(10 * time.Second)
+	l.Server.Sandbox(id).Settle(time.Minute)
 	sb, err := l.Get(t.Context(), id)
 	if err != nil {
 		t.Fatal(err)
@@ -141,7 +142,7 @@ func TestSandboxLifecycle(t *testing.T) {
 		t.Fatal(err)
 	}
 	if handle := l.Server.Sandbox(sb.ID); handle != nil {
-		handle.Settle(10 * time.Second)
+		handle.Settle(time.Minute)
 	}
 	_, err = l.Get(ctx, sb.ID)
 	if e := failure(t, err); !e.NotFound() {
@@ -218,23 +219,21 @@ func TestFaultsOfTheControlPlane(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			l := newLive(t, emulator.Options{})
-			test.fault.Method, test.fault.Path = "POST", "/api/sandbox"
-			l.SetFaults(test.fault)
-			ctx := within(t, 5*time.Second)
-			if test.name == "no reply" {
-				ctx = within(t, 100*time.Millisecond)
-			}
-			_, err := l.Create(ctx, CreateRequest{Name: "x"})
-			if e := failure(t, err); !test.check(e) {
-				t.Errorf("Create() = %+v", e)
-			}
-			if hits := l.Faults()[0].Hits; hits != 1 {
-				t.Errorf("the fault hit %d times, want 1", hits)
-			}
-			if got := len(l.Requests()); got != 1 {
-				t.Errorf("%d requests, want 1", got)
-			}
+			synctest.Test(t, func(t *testing.T) {
+				l := newLive(t, emulator.Options{InMemory: true})
+				test.fault.Method, test.fault.Path = "POST", "/api/sandbox"
+				l.SetFaults(test.fault)
+				_, err := l.Create(within(t, 5*time.Second), CreateRequest{Name: "x"})
+				if e := failure(t, err); !test.check(e) {
+					t.Errorf("Create() = %+v", e)
+				}
+				if hits := l.Faults()[0].Hits; hits != 1 {
+					t.Errorf("the fault hit %d times, want 1", hits)
+				}
+				if got := len(l.Requests()); got != 1 {
+					t.Errorf("%d requests, want 1", got)
+				}
+			})
 		})
 	}
 }

@@ -297,9 +297,9 @@ func TestConnectPTYAwaitsTheControlFrame(t *testing.T) {
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			ctx := within(t, 20*time.Second)
+			ctx := within(t, time.Minute)
 			if test.reason == ReasonTimeout {
-				ctx = within(t, 50*time.Millisecond)
+				ctx = untilSent()
 			}
 			_, err := socketServer(t, test.talk).toolbox(t).ConnectPTY(ctx, "p")
 			if e := failure(t, err); e.Reason != test.reason || e.Op != OpConnectPTY {
@@ -404,7 +404,7 @@ func TestTLSWithHTTP2(t *testing.T) {
 	c := newClient(t, Config{APIURL: s.URL, APIKey: testKey, Transport: s.Client().Transport})
 	// The dispatch proof does not depend on the protocol.
 	for range 2 {
-		_, err := c.Create(within(t, 100*time.Millisecond), CreateRequest{Name: "x"})
+		_, err := c.Create(untilSent(), CreateRequest{Name: "x"})
 		if e := failure(t, err); e.Dispatch != DispatchUnknown || e.Reason != ReasonTimeout {
 			t.Errorf("Create() = %+v, want timeout, dispatch unknown", *e)
 		}
@@ -427,7 +427,7 @@ func TestTLSWithHTTP2(t *testing.T) {
 func TestLogsOfTheEmulatorAreFollowed(t *testing.T) {
 	l := newLive(t, emulator.Options{})
 	box := l.box(t)
-	ctx := within(t, 60*time.Second)
+	ctx := within(t, time.Minute)
 	if err := box.CreateSession(ctx, "s"); err != nil {
 		t.Fatal(err)
 	}

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"strings"
 	"testing"
-	"time"
 )
 
 // closedPort is an address at which nobody listens.
@@ -45,9 +44,11 @@ func TestDispatchIsNoOnlyWithProof(t *testing.T) {
 
 	// A dialer that never gets through, so that the context ends before a connection is there.
 	// An http.Transport goes on dialling in the background; over is the end of that.
+	connecting, pass := newDue()
 	over := make(chan struct{})
 	defer close(over)
 	stuck := &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+		pass()
 		<-over
 		return nil, errors.New("over")
 	}}
@@ -62,19 +63,15 @@ func TestDispatchIsNoOnlyWithProof(t *testing.T) {
 	}{
 		{"nobody listens", t.Context(), Config{APIURL: refused}, ReasonConnect, DispatchNo},
 		{"context over before the call", ended, Config{APIURL: silent.URL}, ReasonCanceled, DispatchNo},
-		{"context over while connecting", nil, Config{APIURL: silent.URL, Transport: stuck}, ReasonTimeout, DispatchNo},
-		{"context over while waiting", nil, Config{APIURL: silent.URL}, ReasonTimeout, DispatchUnknown},
+		{"context over while connecting", connecting, Config{APIURL: silent.URL, Transport: stuck}, ReasonTimeout, DispatchNo},
+		{"context over while waiting", untilSent(), Config{APIURL: silent.URL}, ReasonTimeout, DispatchUnknown},
 		{"connection broken after the request", t.Context(), Config{APIURL: broken.URL}, ReasonLost, DispatchUnknown},
 		{"a transport that proves nothing", t.Context(), Config{APIURL: silent.URL, Transport: unaware}, ReasonLost, DispatchUnknown},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			ctx := test.ctx
-			if ctx == nil {
-				ctx = within(t, 50*time.Millisecond)
-			}
 			test.config.APIKey = testKey
-			_, err := newClient(t, test.config).Create(ctx, CreateRequest{Name: "x"})
+			_, err := newClient(t, test.config).Create(test.ctx, CreateRequest{Name: "x"})
 			e := failure(t, err)
 			if e.Reason != test.reason || e.Dispatch != test.dispatch || e.Status != 0 {
 				t.Errorf("reason %s, dispatch %s, status %d, want %s, %s, 0", e.Reason, e.Dispatch, e.Status, test.reason, test.dispatch)
