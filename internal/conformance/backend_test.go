@@ -146,8 +146,10 @@ func (b *backend) request() leasehold.AcquireRequest {
 }
 
 // detached is a context for what must be done after the test's own has ended.
-func detached(t *testing.T) context.Context {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*time.Minute)
+func detached(t *testing.T) context.Context { return detachedFor(t, 2*time.Minute) }
+
+func detachedFor(t *testing.T, limit time.Duration) context.Context {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), limit)
 	t.Cleanup(cancel)
 	return ctx
 }

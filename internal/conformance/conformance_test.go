@@ -12,6 +12,7 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -279,8 +280,8 @@ func realControlPlane(t *testing.T) *backend {
 	return controlPlane(t, leasehold.Config{APIURL: os.Getenv("DAYTONA_API_URL"), APIKey: os.Getenv("DAYTONA_API_KEY")}, stateDir(t))
 }
 
-// controlPlane is one that lives on after the run. What is left, of this run or of an earlier one with the same dir, is swept
-// at the end.
+// controlPlane is one that lives on after the run. What is left, of this run or of an earlier one with the same dir and
+// account, is swept at the end.
 func controlPlane(t *testing.T, config leasehold.Config, dir string) *backend {
 	t.Helper()
 	b := unsweptControlPlane(t, config, dir)
@@ -290,7 +291,7 @@ func controlPlane(t *testing.T, config leasehold.Config, dir string) *backend {
 
 func unsweptControlPlane(t *testing.T, config leasehold.Config, dir string) *backend {
 	t.Helper()
-	b := newBackend(t, "control plane", dir)
+	b := newBackend(t, "control plane", filepath.Join(dir, credential(t, config)))
 	b.config, b.serve = config, "0.0.0.0"
 	b.config.TTL = lifetime
 	return b

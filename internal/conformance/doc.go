@@ -29,9 +29,10 @@
 // Most cases share one sandbox; some twenty have one of their own, most for seconds. -parallel bounds how many there are at a
 // time. Every sandbox has the labels leasehold-tenant=leasehold and leasehold-environment=conformance, and a lifetime of half
 // an hour, after which the provider destroys it whatever became of the run. Each is on a durable list before it is asked for,
-// in LEASEHOLD_CONFORMANCE_DIR, or else leasehold-conformance in the user's cache directory, and snapshots, which have no
-// lifetime, beside it. The end of a run, passed or failed, destroys what is left of it. What a run that was killed has left is
-// destroyed by the next, once the killed one has been silent for five minutes, or without a run by
+// in LEASEHOLD_CONFORMANCE_DIR, or else leasehold-conformance in the user's cache directory, below the fingerprint of the URL
+// and the key, and snapshots, which have no lifetime, beside it. The end of a run, passed or failed, destroys what is left of
+// it. What a run that was killed has left is destroyed by the next of the same URL and key, once the killed one has been
+// silent for five minutes, and a snapshot that may still appear half an hour after it was asked for; or without a run by
 //
 //	LEASEHOLD_REAL=1 DAYTONA_API_URL=… DAYTONA_API_KEY=… go test -v -run TestSweepRealControlPlane ./internal/conformance
 //

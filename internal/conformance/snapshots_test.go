@@ -14,6 +14,7 @@ var snapshotCases = []behaviour{
 		l := h.acquire(t)
 		saysUnwrapped(t, l, "echo captured >~/captured")
 		ref, err := h.snapshots(t).Capture(t.Context(), l, h.plan(t, "Conformance, captured"))
+		h.note(t, ref)
 		if err != nil {
 			t.Fatalf("Capture() = %v", err)
 		}
@@ -40,6 +41,7 @@ var snapshotCases = []behaviour{
 		planned := h.plan(t, "Conformance, built")
 		build := leasehold.BuildRequest{Image: "debian:12.9-slim"}
 		ref, err := all.Build(t.Context(), planned, build)
+		h.note(t, ref)
 		if err != nil || ref.ID == "" {
 			t.Fatalf("Build() = %+v, %v", ref, err)
 		}
