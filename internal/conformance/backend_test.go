@@ -3,6 +3,7 @@ package conformance_test
 import (
 	"context"
 	"flag"
+	"maps"
 	"net/http"
 	"os"
 	"path"
@@ -28,7 +29,8 @@ func TestMain(m *testing.M) {
 
 // backend is something that leases can be had from.
 type backend struct {
-	name       string // its column in differences
+	name       string             // its column in differences
+	lacking    map[feature]string // what it lacks by that, and why
 	transports []leasehold.Transport
 	oneIn      int              // one case of commands in so many runs
 	config     leasehold.Config // of every provider; a Workspace is one that sandboxes share, and is cut into one for each
@@ -49,7 +51,7 @@ func newBackend(t *testing.T, name, dir string) *backend {
 		t.Fatal(err)
 	}
 	return &backend{
-		name: name, transports: []leasehold.Transport{leasehold.TransportDefault}, oneIn: 1, list: &list{Store: store}, dir: dir,
+		name: name, lacking: maps.Clone(differences[name]), transports: []leasehold.Transport{leasehold.TransportDefault}, oneIn: 1, list: &list{Store: store}, dir: dir,
 		run: "run-" + uuid.NewString(), serve: "127.0.0.1",
 		outside: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true},
 	}

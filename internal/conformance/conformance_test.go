@@ -68,8 +68,12 @@ func conform(t *testing.T, b *backend) {
 	all := topics(b.transports, b.oneIn)
 	most := b.most(all)
 	t.Logf("%s: creates at most %d sandboxes, of which at most %d at a time", b.name, most, parallel()+2)
-	if b.config.TTL > 0 {
+	switch {
+	case b.config.TTL > 0:
 		t.Logf("%s: each is destroyed at its end, or by the provider after %v: at most %v of sandboxes", b.name, b.config.TTL, time.Duration(most)*b.config.TTL)
+	case b.lacks(lifetimes) != "":
+		t.Logf("%s: each is destroyed at its end; left alone, it is stopped after %d minutes, and most of those are deleted %d minutes later: the next run destroys what is left",
+			b.name, *b.config.AutoStopMinutes, *b.config.AutoDeleteMinutes)
 	}
 	var ran, lacking atomic.Int64
 	t.Cleanup(func() {
@@ -244,7 +248,7 @@ func TestControlPlaneByURL(t *testing.T) {
 		},
 	}
 	t.Cleanup(transport.CloseIdleConnections)
-	b := controlPlane(t, leasehold.Config{APIURL: server.URL(), APIKey: server.APIKey(), Transport: transport}, memory(t))
+	b := controlPlane(t, leasehold.Config{APIURL: server.URL(), APIKey: server.APIKey(), Transport: transport}, memory(t), "")
 	b.outside, b.serve = transport, "127.0.0.1"
 	b.sampled()
 	t.Cleanup(func() {
@@ -277,14 +281,17 @@ func realControlPlane(t *testing.T) *backend {
 	case !testing.Verbose():
 		t.Fatal("without -v nobody would see what it costs before it does")
 	}
-	return controlPlane(t, leasehold.Config{APIURL: os.Getenv("DAYTONA_API_URL"), APIKey: os.Getenv("DAYTONA_API_KEY")}, stateDir(t))
+	return controlPlane(t, leasehold.Config{APIURL: os.Getenv("DAYTONA_API_URL"), APIKey: os.Getenv("DAYTONA_API_KEY")}, stateDir(t), os.Getenv(lacksVariable))
 }
 
 // controlPlane is one that lives on after the run. What is left, of this run or of an earlier one with the same dir and
 // account, is swept at the end.
-func controlPlane(t *testing.T, config leasehold.Config, dir string) *backend {
+func controlPlane(t *testing.T, config leasehold.Config, dir, lacks string) *backend {
 	t.Helper()
 	b := unsweptControlPlane(t, config, dir)
+	if lacks != "" {
+		b.declare(t, lacks)
+	}
 	t.Cleanup(func() { b.sweep(t) })
 	return b
 }
@@ -325,9 +332,9 @@ func (b *backend) nothingLeft(t *testing.T) {
 
 // lacks returns why a backend lacks a feature; nothing if it has all of them.
 func (b *backend) lacks(needs ...feature) string {
-	i := slices.IndexFunc(needs, func(f feature) bool { return differences[b.name][f] != "" })
+	i := slices.IndexFunc(needs, func(f feature) bool { return b.lacking[f] != "" })
 	if i < 0 {
 		return ""
 	}
-	return differences[b.name][needs[i]]
+	return b.lacking[needs[i]]
 }

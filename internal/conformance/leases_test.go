@@ -97,10 +97,9 @@ func (h *host) release(t *testing.T, l *leasehold.Lease, options leasehold.Relea
 
 var leaseCases = []behaviour{
 	{name: "what a reference says", leases: 1, test: func(t *testing.T, s *scene) {
-		h := s.newHost(t, func(c *leasehold.Config) { c.TTL = lifetime })
+		h := s.newHost(t)
 		request := s.request()
 		request.Labels = map[string]string{"purpose": "conformance"}
-		began := time.Now()
 		l, err := h.Acquire(t.Context(), request)
 		if err != nil {
 			t.Fatalf("Acquire() = %v", err)
@@ -122,12 +121,17 @@ var leaseCases = []behaviour{
 		if diff := cmp.Diff(want, ref.Labels); diff != "" {
 			t.Errorf("labels mismatch (-want +got):\n%s", diff)
 		}
-		// The provider counts the lifetime from its own insertion, by its own clock.
-		if least, most := began.Add(lifetime-2*time.Minute), time.Now().Add(lifetime+time.Minute); ref.ExpiresAt.Before(least) || ref.ExpiresAt.After(most) {
-			t.Errorf("it expires at %v, want %v to %v", ref.ExpiresAt, least, most)
-		}
 		if got := says(t, l, `pwd -P; ls; test -w . && echo writable`); got != ref.Workspace+"\nwritable" {
 			t.Errorf("the workspace is %q, want an empty, writable %s", got, ref.Workspace)
+		}
+	}},
+	{name: "a lifetime", needs: []feature{lifetimes}, leases: 1, test: func(t *testing.T, s *scene) {
+		h := s.newHost(t, func(c *leasehold.Config) { c.TTL = lifetime })
+		began := time.Now()
+		ref := h.acquire(t).Ref()
+		// The provider counts it from its own insertion, by its own clock.
+		if least, most := began.Add(lifetime-2*time.Minute), time.Now().Add(lifetime+time.Minute); ref.ExpiresAt.Before(least) || ref.ExpiresAt.After(most) {
+			t.Errorf("it expires at %v, want %v to %v", ref.ExpiresAt, least, most)
 		}
 	}},
 	{name: "a sandbox has files of its own", needs: []feature{apart}, leases: 1, test: func(t *testing.T, s *scene) {

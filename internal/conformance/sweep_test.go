@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"os/exec"
@@ -59,13 +60,21 @@ func (b *backend) sweep(t *testing.T) {
 		name := e.Record.Envelope.Name
 		switch {
 		case e.Alive:
-			t.Logf("%s is held by a run that lives, or was killed just now: it lasts until %v at most", name, e.Record.CreatedAt.Add(lifetime))
+			t.Logf("%s is held by a run that lives, or was killed just now: it lasts %s", name, b.lasts(e.Record))
 		case e.Record.Envelope.Scope.Run == b.run || e.Due.Before(time.Now()):
-			t.Errorf("%s, %s, could not be destroyed: it lasts until %v at most", name, e.Record.State, e.Record.CreatedAt.Add(lifetime))
+			t.Errorf("%s, %s, could not be destroyed: it lasts %s", name, e.Record.State, b.lasts(e.Record))
 		default:
 			t.Logf("%s, %s, is left alone until %v", name, e.Record.State, e.Due)
 		}
 	}
+}
+
+// lasts says how long a sandbox lasts that nobody destroys.
+func (b *backend) lasts(r leasehold.Record) string {
+	if b.lacks(lifetimes) != "" {
+		return "until it is destroyed"
+	}
+	return fmt.Sprintf("until %v at most", r.CreatedAt.Add(lifetime))
 }
 
 // credential returns the library's fingerprint of an address and a key, which tells nothing of the key. What one account
@@ -182,6 +191,13 @@ func (b *backend) sweepSnapshots(t *testing.T, h *host) {
 // TestSweepRealControlPlane does only that.
 func TestSweepRealControlPlane(t *testing.T) { realControlPlane(t) }
 
+// onControlPlane is a run, in a process of its own, of some cases on a control plane that is known by its URL and a key alone.
+func onControlPlane(t *testing.T, server *emulator.Server, dir, cases string) *exec.Cmd {
+	run := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.run=^TestRealControlPlane$/"+cases)
+	run.Env = append(os.Environ(), "LEASEHOLD_REAL=1", "DAYTONA_API_URL="+server.URL(), "DAYTONA_API_KEY="+server.APIKey(), stateVariable+"="+dir)
+	return run
+}
+
 // TestAKilledRunIsSwept: a run on a control plane is killed in the middle of a case. What it left is on the list of the next
 // run, which destroys it, once the time is over for which the killed one could be taken to live.
 func TestAKilledRunIsSwept(t *testing.T) {
@@ -201,8 +217,7 @@ func TestAKilledRunIsSwept(t *testing.T) {
 	}})
 	dir := memory(t)
 	var output bytes.Buffer
-	run := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.run=^TestRealControlPlane$/^commands$/^default$/^nothing$")
-	run.Env = append(os.Environ(), "LEASEHOLD_REAL=1", "DAYTONA_API_URL="+server.URL(), "DAYTONA_API_KEY="+server.APIKey(), stateVariable+"="+dir)
+	run := onControlPlane(t, server, dir, "^commands$/^default$/^nothing$")
 	run.Stdout, run.Stderr = &output, &output
 	if err := run.Start(); err != nil {
 		t.Fatal(err)
