@@ -126,9 +126,12 @@ var cleanupCases = []behaviour{
 				t.Cleanup(own.CloseIdleConnections)
 				base = own
 			}
-			c.Transport = whenSent{base, http.MethodPost, "/api/sandbox", leave}
+			c.Transport = whenSent{base, http.MethodPost, "/sandbox", leave}
 		})
-		_, err := h.Acquire(ctx, s.request())
+		l, err := h.Acquire(ctx, s.request())
+		if err == nil {
+			t.Cleanup(func() { h.Destroy(detached(t), l.Ref()) })
+		}
 		e := wantError(t, "Acquire()", err, leasehold.ErrCanceled)
 		if e.Cleanup == nil || e.Dispatched == leasehold.DispatchedNo {
 			t.Fatalf("the error %+v has no envelope", e)

@@ -15,9 +15,14 @@
 //
 // A toolbox daemon, or one behind a proxy, is enough, without a control plane:
 //
-//	LEASEHOLD_TOOLBOX_URL=http://127.0.0.1:2280 [LEASEHOLD_TOOLBOX_TOKEN=…] go test -v -run TestRealToolbox ./internal/conformance
+//	LEASEHOLD_TOOLBOX_URL=http://127.0.0.1:2280 [LEASEHOLD_TOOLBOX_TOKEN=…] go test -v -timeout 30m -run TestRealToolbox ./internal/conformance
 //
-// Commands run as the daemon's user, below the daemon's working directory, in one directory that is removed at the end.
+// Commands run as the daemon's user, in one directory leasehold-run-<uuid> below the daemon's working directory, and some
+// make a directory /tmp/writable-<random>. These are removed at the end, but not by a run that is killed, which Go does
+// without a -timeout after ten minutes: then they stay, and so may terminals, until the daemon ends. The library's records
+// of commands always stay, since other hosts may have theirs beside them: in .leasehold-<uid> below $TMPDIR or /tmp, and
+// .leasehold-<uid>-* in /dev/shm. Those of commands that have ended are empty, and go by their age when a host runs commands
+// there later.
 //
 // # Against a real control plane
 //

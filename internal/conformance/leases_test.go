@@ -209,7 +209,7 @@ var leaseCases = []behaviour{
 	{name: "a stop ends what runs", needs: []feature{stopping}, leases: 1, test: func(t *testing.T, s *scene) {
 		h := s.newHost(t, reusable)
 		l := h.acquire(t)
-		says(t, l, "setsid sh -c 'while :; do sleep 1; done' outlives >/dev/null 2>&1 </dev/null & echo $! >pid")
+		says(t, l, "setsid sh -c 'sleep 600; :' outlives >/dev/null 2>&1 </dev/null & echo $! >pid")
 		h.release(t, l, leasehold.ReleaseOptions{}, leasehold.ReceiptStopped)
 		if got := says(t, h.resume(t, l.Ref()), `case $(tr '\0' ' ' <"/proc/$(cat pid)/cmdline" 2>/dev/null) in *outlives*) echo runs ;; *) echo ended ;; esac`); got != "ended" {
 			t.Errorf("a process that the stop should have ended %s", got)
@@ -225,7 +225,7 @@ var leaseCases = []behaviour{
 		}
 	}},
 	{name: "archived, and back", leases: 1, test: func(t *testing.T, s *scene) {
-		h := s.newHost(t, reusable)
+		h := s.newHost(t, func(c *leasehold.Config) { c.Reuse, c.Timeout = true, 15*time.Minute })
 		l := h.acquire(t)
 		says(t, l, "echo kept >file")
 		h.release(t, l, leasehold.ReleaseOptions{Archive: true}, leasehold.ReceiptStopped)

@@ -171,7 +171,7 @@ var terminalCases = []behaviour{
 	}},
 	{name: "close", test: func(t *testing.T, s *scene) {
 		id := unique("t")
-		term := terminal(t, s.lease, leasehold.TerminalOptions{ID: id, Args: shell("trap '' HUP TERM; echo pid $$; while :; do sleep 1; done")})
+		term := terminal(t, s.lease, leasehold.TerminalOptions{ID: id, Args: shell("trap '' HUP TERM; echo pid $$; exec sleep 600")})
 		readUntil(t, term, "pid ")
 		pid := strings.TrimSpace(readUntil(t, term, "\r\n"))
 		_, err := s.lease.OpenTerminal(t.Context(), leasehold.TerminalOptions{ID: id})
@@ -324,7 +324,7 @@ var channelCases = []behaviour{
 	}},
 	{name: "close", test: func(t *testing.T, s *scene) {
 		id := unique("c")
-		ch := channel(t, s.lease, leasehold.ChannelOptions{ID: id, Args: shell("trap '' HUP TERM PIPE; echo $$; while :; do sleep 1; done")})
+		ch := channel(t, s.lease, leasehold.ChannelOptions{ID: id, Args: shell("trap '' HUP TERM PIPE; echo $$; exec sleep 600")})
 		pid := readUntil(t, ch, "\n")
 		_, err := s.lease.OpenChannel(t.Context(), leasehold.ChannelOptions{ID: id, Args: []string{"cat"}})
 		wantError(t, "a second channel of the same id", err, leasehold.ErrConflict)
