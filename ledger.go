@@ -167,7 +167,7 @@ func (g *ledger) change(ctx context.Context, op string, ref LeaseRef, f revision
 		return ofSandbox(ref.Sandbox, failed(op, err))
 	}
 	defer done()
-	held, err := g.rewrite(ctx, op, ref, f)
+	held, err := g.rewrite(ctx, op, ref, owed, f)
 	if errors.Is(err, ErrFenced) { // the caller, who has the reference, takes it back
 		held, owes = false, false // what was owed of it was another's to settle
 	}
@@ -196,8 +196,9 @@ func (g *ledger) change(ctx context.Context, op string, ref LeaseRef, f revision
 	return mapped
 }
 
-// rewrite writes the record of a lease if we hold it, as far as we know, and reports whether we do.
-func (g *ledger) rewrite(ctx context.Context, op string, ref LeaseRef, f revision) (held bool, err error) {
+// rewrite writes the record of a lease if we hold it, as far as we know, and reports whether we do. What it is to be left as
+// counts, and not what the store was told last.
+func (g *ledger) rewrite(ctx context.Context, op string, ref LeaseRef, owed debt, f revision) (held bool, err error) {
 	g.mu.Lock()
 	claim, held := g.claims[ref.Attempt]
 	g.mu.Unlock()
@@ -207,6 +208,10 @@ func (g *ledger) rewrite(ctx context.Context, op string, ref LeaseRef, f revisio
 	case !claim.of(ref):
 		return true, othersRecord(op, ref.Sandbox)
 	}
+	if owed.record.Version != 0 {
+		claim.Record = owed.record
+	}
+	claim.Record = claim.Record.clone()
 	if err := f(&claim.Record, false); err != nil {
 		return true, err
 	}

@@ -3,6 +3,7 @@ package leasehold
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -106,28 +107,40 @@ func TestResumeRevives(t *testing.T) {
 	})
 }
 
-// TestFirstUseKeepsDebts: nor does a first use make the host forget what it could not tell the store of the lease.
+// TestFirstUseKeepsDebts: nor does a first use make the host forget what it could not tell the store of the lease, be it that
+// the sweep is to go on with it, or that it was given back at all.
 func TestFirstUseKeepsDebts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		down := false
-		store := &hookStore{Store: newMemoryStore(), before: func(call, _ string) error {
-			if down && call == "release" {
-				return errDown
-			}
-			return nil
-		}}
-		w := newWorld(t, Config{Store: store})
-		store.change(func() { down = true })
-		ref := w.undestroyed(t)
-		_, err := w.bound(t, ref).toolbox(t.Context())
-		wantGivenBack(t, store, w.ledger.owner, err)
-		store.change(func() { down = false })
-		time.Sleep(w.cfg.ClaimTime)
-		if got, want := sweep(t, sweeper(t, w.provider, SweeperOptions{})), (SweepReport{Destroyed: 1}); got != want {
-			t.Errorf("Sweep() = %+v, want %+v", got, want)
-		}
-		w.wantSandboxes(t, 0)
-	})
+	for name, failing := range map[string][]string{"left": {"release"}, "given back": {"update", "release"}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := &hookStore{Store: newMemoryStore()}
+				w := newWorld(t, Config{Store: store})
+				ref := w.acquired(t).Ref()
+				store.change(func() {
+					store.before = func(call, _ string) error {
+						if slices.Contains(failing, call) {
+							return errDown
+						}
+						return nil
+					}
+				})
+				w.failToDestroy(t, ref)
+				store.change(func() { store.before = nil })
+				for range 2 {
+					_, err := w.bound(t, ref).toolbox(t.Context())
+					e := wantError(t, err, KindClosed)
+					if e.Message != errGivenBack.Error() {
+						t.Errorf("error = %+v, want it to say that the lease was given back", e)
+					}
+				}
+				time.Sleep(w.cfg.ClaimTime)
+				if got, want := sweep(t, sweeper(t, w.provider, SweeperOptions{})), (SweepReport{Destroyed: 1}); got != want {
+					t.Errorf("Sweep() = %+v, want %+v", got, want)
+				}
+				w.wantSandboxes(t, 0)
+			})
+		})
+	}
 }
 
 // TestWhatCouldNotBeRecordedIsLeftAsGivenBack: a lease of which the store could be told, only after its destruction had failed,
