@@ -7,7 +7,9 @@
 // dispatched. All methods return errors as [*Error], whose text never contains a provider's words. [Config.Observe] sees every call. No environment variable has an influence here, except the usual
 // HTTPS_PROXY, HTTP_PROXY and NO_PROXY when [Config.Transport] is nil.
 //
-// Which client carries a call, and why:
+// The SDK's own client is never made: it takes no http.Client, so that its requests could neither go through that transport
+// nor outlast its 60 s, and it takes what it was not told from the environment. What needs it, which is all of the control
+// plane, is out of reach for that alone; services for a toolbox can be had without it. Which client carries a call, and why:
 //
 //	call                       | carried by       | why
 //	---------------------------+------------------+------------------------------------------------------------------
@@ -17,27 +19,30 @@
 //	                           |                  | unknown states by a number
 //	Get                        | plain HTTP       | for the same reasons, and because it is what waiting consists of: the
 //	                           |                  | model decodes each reply three times
-//	Start, Stop, Archive,      | generated client | the SDK's versions wait, poll every 100 ms, and give up on one lost
-//	Recover, Delete            |                  | poll; it has no Recover
-//	SetAutoDelete, SetLabels,  | generated client | the SDK loses the server's message, reads again after SetLabels, and
-//	PreviewURL, Touch          |                  | has no Touch
+//	Start, Stop, Recover       | generated client | the SDK's Start and Stop wait, poll every 100 ms, and give up on one
+//	                           |                  | lost poll; it has no Recover
+//	Archive                    | generated client | the SDK reads the sandbox once more, and fails if that does
+//	Delete, SetAutoDelete      | generated client | the SDK's client alone: its calls are one request, too, and keep the
+//	                           |                  | server's message
+//	SetLabels, PreviewURL,     | generated client | the SDK loses the server's message, reads again after SetLabels, and
+//	Touch                      |                  | has no Touch
 //	SignPreview, ExpirePreview | generated client | the SDK loses the server's message and takes any answer
 //	Preview, DialSocket        | plain HTTP,      | the SDK sends nothing through a preview. They go out without the
 //	                           | websocket        | API's credential
 //	CreateSSH, RevokeSSH       | generated client | the SDK has neither
 //	CreateSnapshot             | generated client | the SDK polls in a goroutine of its own, turns lines of log into a
-//	                           |                  | channel, cuts the log off when the build ends, and loses the id when
-//	                           |                  | the creation fails. Its build contexts (S3) are left out
+//	                           |                  | channel, cuts the log off when the build ends, and cannot name a
+//	                           |                  | region. Its build contexts (S3) are left out
 //	Capture                    | generated client | the SDK's waits for the sandbox, and takes its return for a success
 //	GetSnapshot,               | generated client | the SDK loses the server's message; the reply is decoded here, since
-//	DeleteSnapshot             |                  | the model demands 14 fields
+//	DeleteSnapshot             |                  | its model demands 14 fields, too
 //	BuildLogURL                | generated client | the SDK uses the deprecated call that it replaces
 //	BuildLog                   | plain HTTP       | the SDK's reader is not exported, and cut off by the 60 s of its client
-//	WorkDir, HomeDir, Version  | generated client | the SDK reaches them only through its own Sandbox
+//	WorkDir, HomeDir, Version  | generated client | the SDK has the first two, at a Sandbox of its own client; no Version
 //	CreateSession,             | SDK              | right as they are
 //	DeleteSession              |                  |
 //	StartCommand, Command      | generated client | the SDK panics on a successful answer that is empty
-//	SessionCommands, SendInput | generated client | the SDK turns the commands into untyped maps, and has no SendInput
+//	SessionCommands, SendInput | generated client | the SDK turns the session into an untyped map, and has no SendInput
 //	MakeDir, Move, Remove,     | SDK              | right as they are
 //	Chmod                      |                  |
 //	Stat                       | plain HTTP       | the model keeps the size in 32 bits: every file of 2 GiB fails; the
@@ -51,8 +56,9 @@
 //	Download, ReadFile         | plain HTTP       | both clients read files whole through temporary files which they
 //	                           |                  | leave behind; neither knows Range; the multipart reply of the bulk
 //	                           |                  | call is declared as a JSON map
-//	CreatePTY, DescribePTY,    | generated client | the SDK connects in the same call, and reports every successful
-//	ResizePTY, DeletePTY       |                  | deletion as an error; the description's envs are decoded here
+//	CreatePTY, DescribePTY,    | generated client | the SDK cannot name a directory, leaves the envs out of a description
+//	ResizePTY, DeletePTY       |                  | (they are decoded here), and reports every successful deletion as an
+//	                           |                  | error
 //	Follow                     | websocket        | the SDK's reader ignores the context, withholds the last two bytes,
 //	                           |                  | drops bytes before the first marker and does not escape ids
 //	ConnectPTY                 | websocket        | the SDK loses non-zero exit codes, panics on concurrent input, and
