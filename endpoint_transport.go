@@ -37,7 +37,7 @@ type endpointTransport struct{ e *Endpoint }
 func (t endpointTransport) RoundTrip(req *http.Request) (*http.Response, error) {
 	const op = "endpoint request"
 	e := t.e
-	unsent := func(err error) (*http.Response, error) {
+	refused := func(err error) (*http.Response, error) {
 		if req.Body != nil {
 			req.Body.Close()
 		}
@@ -45,11 +45,14 @@ func (t endpointTransport) RoundTrip(req *http.Request) (*http.Response, error) 
 	}
 	address, err := e.below(op, req.URL)
 	if err != nil {
-		return unsent(err)
+		return refused(err)
+	}
+	if err := unsent(req.Context(), op, e.l.ref.Sandbox); err != nil {
+		return refused(err)
 	}
 	held, err := e.l.hold(ActivityEndpoint, op)
 	if err != nil {
-		return unsent(err)
+		return refused(err)
 	}
 	ctx, cancel := e.l.whileOpen(req.Context())
 	resp, failure := e.send(ctx, op, req, address)

@@ -124,6 +124,14 @@ func ended(err, cause error) error {
 	return errors.Join(err, cause)
 }
 
+// unsent is the error of a call whose context has ended before anything of it was done, and nil if it has not.
+func unsent(ctx context.Context, op, sandbox string) error {
+	if ctx.Err() == nil {
+		return nil
+	}
+	return ofSandbox(sandbox, failed(op, ctxError(ctx)))
+}
+
 // departed is the error for a caller whose context ended while what it asked for goes on without it.
 func departed(ctx context.Context, op, sandbox string) *Error {
 	e := failed(op, ctxError(ctx))

@@ -59,8 +59,8 @@ type Attachment struct {
 
 // Attach goes on with a command that this host, before it restarted, or another one started, and whose reference it kept.
 // The sizes of the result count what is delivered from the offsets on: the next offsets are these sizes beyond From. When
-// ctx ends the command is stopped. What remains of Command.Timeout goes on; an exit that is recorded by now is had after it,
-// too.
+// ctx ends the command is stopped; one that has ended before leaves it alone. What remains of Command.Timeout goes on; an
+// exit that is recorded by now is had after it, too.
 //
 // It fails with [ErrInvalid] if ref is not of this lease. So does [Process.Wait] if the offsets turn out to be beyond the end
 // of the output. It fails with [ErrNotFound] if the sandbox has nothing of the command any more: its
@@ -202,6 +202,9 @@ func (p *Process) Kill(ctx context.Context) error {
 	}
 	if p.ended() {
 		return p.signalError(errEnded())
+	}
+	if err := unsent(ctx, "signal", p.x.l.ref.Sandbox); err != nil {
+		return err
 	}
 	done, err := p.x.l.begin("signal")
 	if err != nil {

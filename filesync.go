@@ -147,11 +147,6 @@ func (l *Lease) transfer(op string) (*transfer, error) {
 
 // connect finds the sandbox. Nothing was sent to it before, and nothing has to be removed after a failure.
 func (t *transfer) connect(ctx context.Context) (err error) {
-	if ctx.Err() != nil {
-		e := t.canceled(ctx)
-		e.Dispatched = DispatchedNo
-		return e
-	}
 	if t.box, err = t.l.toolbox(ctx); err != nil {
 		return failed(t.op, err)
 	}

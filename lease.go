@@ -267,6 +267,9 @@ func (l *Lease) close(ctx context.Context) {
 // sandbox was found not running, reads the sandbox and verifies that it is ours; it starts nothing. All of that takes no
 // longer than Config.Timeout: see read.
 func (l *Lease) toolbox(ctx context.Context) (*daytona.Toolbox, error) {
+	if err := unsent(ctx, "", l.ref.Sandbox); err != nil {
+		return nil, err
+	}
 	if box := l.resolved(); box != nil {
 		return box, nil
 	}

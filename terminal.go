@@ -107,6 +107,9 @@ func (l *Lease) AttachTerminal(ctx context.Context, id string) (_ *Terminal, err
 	if err := p.err(op); err != nil {
 		return nil, err
 	}
+	if err := unsent(ctx, op, l.ref.Sandbox); err != nil {
+		return nil, err
+	}
 	name, id := consoleName(ActivityTerminal, id)
 	if old := l.consoles.find(name); old != nil {
 		old.leave()

@@ -80,6 +80,9 @@ func (l *Lease) closeConsole(ctx context.Context, kind ActivityKind, op, id stri
 	if err := p.err(op); err != nil {
 		return err
 	}
+	if err := unsent(ctx, op, l.ref.Sandbox); err != nil {
+		return err
+	}
 	name, _ := consoleName(kind, id)
 	if c := l.consoles.find(name); c != nil {
 		return c.close(ctx, op)
