@@ -239,22 +239,23 @@ func TestWithoutRoomForItsFilesASessionsCommandIsNotStarted(t *testing.T) {
 func TestASessionTellsWhetherItsOutputIsHeld(t *testing.T) {
 	t.Parallel()
 	needsProc(t)
+	const child = "until [ -e over ]; do sleep 0.1; done"
 	eachShell(t, func(t *testing.T, argv []string) {
 		for name, tt := range map[string]struct {
 			command string
 			free    bool
 		}{
 			"nothing left":          {"echo x", true},
-			"a quiet child":         {"sleep 0.3 >/dev/null 2>&1 &", true},
-			"a child":               {"sleep 0.3 &", false},
-			"a child of its own":    {"setsid sleep 0.3 &", false},
-			"a daemon":              {"(setsid sh -c 'sleep 0.3 & sleep 0.3' &)", false},
-			"stderr only":           {"sleep 0.3 >/dev/null &", false},
-			"another number for it": {"sleep 0.3 7>&1 >/dev/null 2>&1 &", false},
+			"a quiet child":         {child + " >/dev/null 2>&1 &", true},
+			"a child":               {child + " &", false},
+			"a child of its own":    {"setsid sh -c '" + child + "' &", false},
+			"a daemon":              {"(setsid sh -c '" + child + " & " + child + "' &)", false},
+			"stderr only":           {child + " >/dev/null &", false},
+			"another number for it": {child + " 7>&1 >/dev/null 2>&1 &", false},
 		} {
 			free := false
 			for range 20 { // where many processes come and go it is not always sure
-				got := session(t, argv, dispatch(1, script.Login{Profiles: script.NoProfiles, Script: tt.command}))
+				got := session(t, argv, dispatch(1, script.Login{Profiles: script.NoProfiles, Script: tt.command}), ": >over")
 				free = strings.Contains(got.Stdout, testMark+"f\n")
 				if free || !tt.free {
 					break
@@ -311,6 +312,26 @@ func TestAGroupIsStoppedWithItsOrphans(t *testing.T) {
 			t.Errorf("said %q, stranger alive: %v; want gone and alive", said, alive(fmt.Sprint(stranger.Process.Pid)))
 		}
 	})
+}
+
+// TestTheDeadDoNotFailAStop has a parent that waits for nobody, and a machine whose pauses take longer than they should.
+func TestTheDeadDoNotFailAStop(t *testing.T) {
+	t.Parallel()
+	needsProc(t)
+	home := t.TempDir()
+	if err := os.WriteFile(filepath.Join(home, "sleep"), []byte("#!/bin/sh\nPATH=${PATH#*:} exec sleep 2.1\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	dead := shell(t, []string{"sleep"}, home, "1000")
+	if err := dead.Start(); err != nil {
+		t.Fatal(err)
+	}
+	stop := carried(shell(t, []string{"sh"}, home), script.Session{ID: "x"}.StopGroup(dead.Process.Pid, ""))
+	stop.Env = append(stop.Env, "PATH="+home+":"+os.Getenv("PATH"))
+	if said := run(t, stop).Stdout; said != script.LookGone+"\n" {
+		t.Errorf("said %q, want gone", said)
+	}
+	_ = dead.Wait()
 }
 
 func alive(pid string) bool {

@@ -62,12 +62,13 @@ func TestE3ACommandRunsAsLongAsAnyOfItsThreads(t *testing.T) {
 		command, wait := headless(t, file)
 		s := start(command)
 		s.Wait.Limit = script.Tick
-		pid := j.run(t, journal("exits").Start(s)).Process.ID
+		j.run(t, journal("exits").Start(s))
 		wait()
-		if got := j.run(t, journal("exits").Observe(briefly)); got.State != script.StateRunning || got.Exited {
+		got := j.run(t, journal("exits").Observe(briefly))
+		if got.State != script.StateRunning || got.Exited {
 			t.Errorf("got %+v, want a running command", got)
 		}
-		if got := run(t, shell(t, j.argv, j.home, "-c", script.Look(pid, ""))); got.Stdout != script.LookAlive+"\n" {
+		if got := run(t, shell(t, j.argv, j.home, "-c", script.Look(got.Process.ID, ""))); got.Stdout != script.LookAlive+"\n" {
 			t.Errorf("the look says %q", got.Stdout)
 		}
 		if got := j.run(t, journal("exits").Signal("URG", script.Process{})); got.State != script.StateSent {
