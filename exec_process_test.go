@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -385,6 +387,49 @@ func TestE3AnExitIsHadAfterTheDeadline(t *testing.T) {
 			t.Errorf("got %+v, want a timeout and a confirmed stop", got)
 		}
 	})
+}
+
+// TestE3AnExitThatProvesNothingIsHadAfterTheDeadline attaches, late or just in time, to a command that ended in time although the
+// code that the daemon recorded may be the wrapper's own. The log, which tells, is slow.
+func TestE3AnExitThatProvesNothingIsHadAfterTheDeadline(t *testing.T) {
+	for name, tt := range map[string]struct {
+		code  int
+		fault bubbleFault // of the dispatch
+	}{
+		"the command's code is the one of a refusal": {script.RefusedStatus, nil},
+		"the reference names the refused delivery":   {3, repeated},
+	} {
+		for when, left := range map[string]time.Duration{"late": -time.Hour, "just in time": 50 * time.Millisecond} {
+			t.Run(name+", "+when, func(t *testing.T) {
+				t.Parallel()
+				dir := scratchRoot(t)
+				synctest.Test(t, func(t *testing.T) {
+					b := newBubbleRig(t, dir)
+					b.box.fault = func(kind string, _ *http.Request) bubbleFault {
+						switch kind {
+						case "dispatch":
+							return tt.fault
+						case "snapshot":
+							return propertyActions["slow"](20)
+						}
+						return nil
+					}
+					p, err := b.lease.Executor().Start(t.Context(), Command{Script: fmt.Sprint(": leaseholdcommand; echo out; exit ", tt.code), Transport: TransportSession})
+					if err != nil {
+						t.Fatal(err)
+					}
+					ref := p.Ref()
+					wantEnd(t, p, finished(tt.code, "out\n", "").on(TransportSession))
+					ref.Deadline = time.Now().Add(left).UTC()
+					q, err := b.lease.Executor().Attach(t.Context(), ref, Attachment{})
+					if err != nil {
+						t.Fatal(err)
+					}
+					wantEnd(t, q, finished(tt.code, "out\n", "").on(TransportSession))
+				})
+			})
+		}
+	}
 }
 
 func TestAttachIsForCommandsOfTheLease(t *testing.T) {

@@ -215,15 +215,14 @@ func (r *sessionRun) attach(life context.Context) error {
 	case err != nil:
 		return r.l.observe(r.op, err)
 	}
-	if deadline := r.ref.Deadline; r.recorded == nil && !deadline.IsZero() && time.Until(deadline) <= 0 {
-		// The daemon records an exit once nobody holds the output any more, and the log has told of it by then.
+	if deadline := r.ref.Deadline; !r.over.Load() && !deadline.IsZero() && time.Until(deadline) <= 0 {
 		ctx, cancel := context.WithTimeout(life, r.l.p.cfg.CallTimeout)
 		defer cancel()
-		log, err := r.peruse(ctx, r.session.id, r.command, (*stream.Log).Complete)
-		if err != nil && !log.Complete() {
+		gone, err := r.gone(ctx)
+		if err != nil {
 			return r.l.observe(r.op, err) // nothing is taken over, and so nothing is ended
 		}
-		r.over.Store(log.Complete())
+		r.over.Store(gone)
 	}
 	r.dispatched = DispatchedYes
 	return nil
@@ -285,7 +284,10 @@ func (r *sessionRun) resolve(life context.Context, lost error) error {
 func (r *sessionRun) twins(ctx context.Context) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, resolveCall)
 	defer cancel()
-	commands, err := r.box.SessionCommands(ctx, r.session.id)
+	r.mu.Lock()
+	session := r.session.id
+	r.mu.Unlock()
+	commands, err := r.box.SessionCommands(ctx, session)
 	if err != nil {
 		return nil, err
 	}
@@ -323,26 +325,38 @@ func (r *sessionRun) stop(ctx context.Context) bool {
 	return r.l.sessions.delete(ctx, r.box, id) && known
 }
 
-// exited looks at the command's process: the daemon records an exit only once nobody holds the output any more. If the log has
-// not told the process yet, a recorded exit that may not be the wrapper's own is known to be the command's.
+// exited asks, and tries that for a while.
 func (r *sessionRun) exited(ctx context.Context) bool {
+	for pause := (backoff{}); ; {
+		gone, err := r.gone(ctx)
+		if err == nil || !failed(r.op, err).Retryable || pause.wait(ctx, 0) != nil {
+			return gone
+		}
+	}
+}
+
+// gone looks whether the command has ended: at its process, since the daemon records an exit only once nobody holds the output
+// any more, and one that may be the wrapper's own proves nothing. If the log has not told the process yet, a recorded exit that is
+// known to be the command's will do.
+func (r *sessionRun) gone(ctx context.Context) (bool, error) {
 	r.mu.Lock()
 	process, session, command := r.process, r.session.id, r.command
 	r.mu.Unlock()
-	for pause := (backoff{}); command != ""; {
-		var said string
-		var c daytona.SessionCommand
-		var err error
-		if process.ID != 0 {
-			said, err = r.lookAt(ctx, process)
-		} else {
-			c, err = r.box.Command(ctx, session, command)
+	if command == "" {
+		return false, nil
+	}
+	if process.ID == 0 {
+		code, err := r.exitCode(ctx, session, command)
+		if err != nil || exitOf(code) {
+			return err == nil, err
 		}
-		if err == nil || !failed(r.op, err).Retryable || pause.wait(ctx, 0) != nil {
-			return said == script.LookGone || exitOf(c.ExitCode)
+		log, err := r.glimpse(ctx, session, command)
+		if process = log.Process(); process.ID == 0 {
+			return log.Complete(), err
 		}
 	}
-	return false
+	said, err := r.lookAt(ctx, process)
+	return said == script.LookGone, err
 }
 
 // exitOf reports that a code which the daemon recorded is that of a command which ran, as far as that tells.
@@ -362,12 +376,28 @@ func (r *sessionRun) findProcess(ctx context.Context) (process stream.Process, k
 	}
 	ctx, cancel := context.WithTimeout(ctx, glanceTime)
 	defer cancel()
-	log, err := r.peruse(ctx, session, command, func(log *stream.Log) bool { return log.Process().ID != 0 })
+	log, err := r.glimpse(ctx, session, command)
 	return log.Process(), err == nil
 }
 
-// peruse reads the log to its present end, or until it is enough, and delivers nothing.
-func (r *sessionRun) peruse(ctx context.Context, session, command string, enough func(*stream.Log) bool) (*stream.Log, error) {
+// glimpse reads as much of the log as tells the command's process, or that it has ended without one, and delivers nothing. If the
+// delivery was refused, it reads the log of the one that was not.
+func (r *sessionRun) glimpse(ctx context.Context, session, command string) (*stream.Log, error) {
+	log, err := r.peruse(ctx, session, command)
+	if err != nil || !log.Refused() {
+		return log, err
+	}
+	twins, err := r.twins(ctx)
+	for _, id := range twins {
+		if log, err = r.peruse(ctx, session, id); err != nil || !log.Refused() {
+			break
+		}
+	}
+	return log, err
+}
+
+// peruse does that with one delivery.
+func (r *sessionRun) peruse(ctx context.Context, session, command string) (*stream.Log, error) {
 	log := stream.New(string(r.mark), func(stream.Stream, []byte) error { return nil })
 	body, err := r.box.Logs(ctx, session, command)
 	if err != nil {
@@ -375,7 +405,7 @@ func (r *sessionRun) peruse(ctx context.Context, session, command string, enough
 	}
 	defer body.Close()
 	read, buf := log.Open(), make([]byte, 32<<10)
-	for !enough(log) {
+	for log.Process().ID == 0 && !log.Complete() {
 		n, err := body.Read(buf)
 		_, _ = read.Write(buf[:n])
 		if err == io.EOF {

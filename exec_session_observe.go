@@ -260,22 +260,28 @@ func (r *sessionRun) lookEarly(ctx context.Context, end context.CancelCauseFunc,
 	}
 }
 
-// status reads whether the daemon recorded the exit. That it is just doing so is "not yet".
+// status reads whether the daemon recorded the exit.
 func (r *sessionRun) status(ctx context.Context, limit time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	c, err := r.box.Command(ctx, r.session.id, r.command)
-	var remote *daytona.Error
-	if errors.As(err, &remote) && remote.NotYet() {
-		return nil
-	}
-	if err == nil && c.ExitCode != nil {
-		r.recorded = c.ExitCode
-		if exitOf(c.ExitCode) { // else the dispatch may be refused, and another delivery of it run
+	code, err := r.exitCode(ctx, r.session.id, r.command)
+	if code != nil {
+		r.recorded = code
+		if exitOf(code) { // else the dispatch may be refused, and another delivery of it run
 			r.over.Store(true)
 		}
 	}
 	return err
+}
+
+// exitCode reads the exit code that the daemon recorded, nil if there is none. That it is just doing so is "not yet".
+func (r *sessionRun) exitCode(ctx context.Context, session, command string) (*int, error) {
+	c, err := r.box.Command(ctx, session, command)
+	var remote *daytona.Error
+	if errors.As(err, &remote) && remote.NotYet() {
+		return nil, nil
+	}
+	return c.ExitCode, err
 }
 
 // snapshot reads the log as far as it goes now. Stall is how long it may deliver nothing. The error is the provider's, or a
