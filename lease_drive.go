@@ -2,6 +2,7 @@ package leasehold
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"time"
 
@@ -290,8 +291,8 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (_ *d
 			return sb, sent, &Error{Op: op, Kind: KindBroken, Sandbox: t.label(), Dispatched: DispatchedYes, Message: "the sandbox is in an error state that it cannot leave; it was kept"}
 		case stepWait:
 		default:
-			if action == stepStop && sb.AutoDelete != nil && *sb.AutoDelete == 0 {
-				return sb, sent, &Error{Op: op, Kind: KindConflict, Sandbox: t.label(), Dispatched: DispatchedNo, Message: "the sandbox is set to be deleted when it stops; it was left running: retain it, or destroy it"}
+			if err := refuseStop(op, t, sb, action); err != nil {
+				return sb, sent, err
 			}
 			err := p.act(ctx, op, t, action)
 			sent = asked(sent, failed(op, err))
@@ -328,6 +329,17 @@ func (p *provider) drive(ctx context.Context, op string, t target, g goal) (_ *d
 			return sb, sent, fail(refusal)
 		}
 	}
+}
+
+// errVanishes is the cause of the error of a stop that was refused, and is refused for as long as nobody decides otherwise.
+var errVanishes = errors.New("the sandbox is set to be deleted when it stops")
+
+// refuseStop refuses the step if it is the stop of a sandbox that its provider would delete then: it was to be kept.
+func refuseStop(op string, t target, sb *daytona.Sandbox, action step) error {
+	if action != stepStop || sb.AutoDelete == nil || *sb.AutoDelete != 0 {
+		return nil
+	}
+	return &Error{Op: op, Kind: KindConflict, Sandbox: t.label(), Dispatched: DispatchedNo, cause: errVanishes, Message: errVanishes.Error() + "; it was left running: retain it, or destroy it"}
 }
 
 // act asks the provider for one step. The reply says that the request was accepted, at most.

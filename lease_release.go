@@ -76,8 +76,8 @@ func (p *provider) Destroy(ctx context.Context, ref LeaseRef) (_ Receipt, err er
 // ending brings the sandbox of a reference to its end.
 type ending func(work context.Context, op string, ref LeaseRef) (Receipt, error)
 
-// giveBack ends the lease's activities and then its sandbox. The lease is closed whatever comes of it: giving back can
-// be repeated, using the lease cannot be resumed but by [Provider.Resume]. first is the first phase of end, for what fails
+// giveBack ends the lease's activities and then its sandbox. Once it has begun to, the lease is closed whatever comes of it:
+// giving back can be repeated, using the lease cannot be resumed but by [Provider.Resume]. first is the first phase of end, for what fails
 // before it.
 func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, how Disposition, first Phase, end ending) (_ Receipt, err error) {
 	ctx, span := p.span(ctx, op)
@@ -98,19 +98,27 @@ func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, how Di
 			return Receipt{}, err
 		}
 		defer unlock()
+		// Nothing of the sandbox is touched, its sessions and its record included, before it is known to be ours, and the lease
+		// not before its sandbox is known to be one that can be stopped.
+		err = p.proveOurs(work, op, ref.target())
+		if err == nil && (how == OrphanStop || l.hasClosers()) {
+			sb, look := p.read(work, op, ref.target())
+			switch {
+			case errors.Is(look, ErrNotOwned):
+				err = look
+			case look == nil && how == OrphanStop:
+				if err := refuseStop(op, ref.target(), sb, next(goalStopped, sb.State, sb.Recoverable)); err != nil {
+					p.log(failed(op, err))
+					return Receipt{}, err
+				}
+			} // else the closers and the end of the sandbox will tell
+		}
 		defer func() {
 			if err != nil && !errors.Is(err, ErrNotOwned) {
 				p.uncleaned(op, ref.target())
 			}
 		}()
 		defer p.forget(l)
-		// Nothing of the sandbox is touched, its sessions and its record included, before it is known to be ours.
-		err = p.proveOurs(work, op, ref.target())
-		if err == nil && l.hasClosers() {
-			if _, err = p.read(work, op, ref.target()); !errors.Is(err, ErrNotOwned) {
-				err = nil // the closers and the end of the sandbox will tell
-			}
-		}
 		if err != nil && !errors.Is(err, ErrGone) {
 			l.abandon()
 			p.log(failed(op, err))

@@ -2,6 +2,7 @@ package leasehold
 
 import (
 	"encoding/json"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -253,12 +254,33 @@ func TestRetainReportsARateLimit(t *testing.T) {
 
 // TestStoppingDoesNotDelete: what would vanish when it stops is not stopped in order to be kept.
 func TestStoppingDoesNotDelete(t *testing.T) {
-	r := newRig(t, Config{AutoDeleteMinutes: new(0)}, emulator.Options{})
-	ref := r.acquired(t).Ref()
-	_, err := r.Release(t.Context(), ref, ReleaseOptions{Archive: true})
-	wantError(t, err, KindConflict)
+	t.Parallel()
+	r := newRig(t, Config{AutoDeleteMinutes: new(0), Store: newMemoryStore()}, emulator.Options{})
+	l := r.acquired(t)
+	stdin, hold := io.Pipe()
+	p, err := l.Executor().Start(t.Context(), Command{Args: []string{"cat"}, Stdin: stdin})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref := l.Ref()
+	_, err = r.Release(t.Context(), ref, ReleaseOptions{Archive: true})
+	if e := wantError(t, err, KindConflict); e.Phase != PhaseArchive || e.Sandbox != ref.Sandbox {
+		t.Errorf("Release() = %+v, want the phase and the sandbox", e)
+	}
 	if got := r.server.Sandbox(ref.Sandbox).State(); got != emulator.StateStarted {
 		t.Errorf("state = %q, want started", got)
+	}
+	hold.Close()
+	if result, err := p.Wait(); err != nil || !result.Exited || result.ExitCode != 0 {
+		t.Errorf("Wait() = %+v, %v, want a command that was not stopped", result, err)
+	}
+	if record := one(t, r.cfg.Store); record.State != StateLeased || record.Orphan != OrphanDestroy {
+		t.Errorf("the record is %+v, want that of the lease", record)
+	}
+	for _, active := range r.Idle().Active {
+		if active.Kind == ActivityCleanup {
+			t.Errorf("active: %+v, want no cleanup", active)
+		}
 	}
 	if receipt, err := r.Release(t.Context(), ref, ReleaseOptions{Archive: true, Retain: true}); err != nil || receipt.State != ReceiptStopped {
 		t.Errorf("Release() with Retain = %+v, %v, want stopped", receipt, err)

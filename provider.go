@@ -41,7 +41,7 @@ type Provider interface {
 	// recorded, which no error tells.
 	//
 	// It fails with [ErrInvalid] or [ErrNotOwned] without having done anything, and with [ErrConflict] if the sandbox is set to
-	// be deleted when it stops, or another process is giving it back; with [ErrBroken] if the sandbox cannot be stopped any
+	// be deleted when it stops, so that it can be retained or destroyed, or another process is giving it back; with [ErrBroken] if the sandbox cannot be stopped any
 	// more; with [ErrUncertain] if what was to be proved could not be; with [ErrStore] as ReleaseOptions says, and
 	// [ErrFenced]; with [ErrTimeout], [ErrCanceled], [ErrUnavailable], [ErrRateLimited], [ErrAuth] and [ErrRefused], and
 	// [ErrClosed] of the provider. A sandbox that is gone is no error.

@@ -40,7 +40,8 @@ type SweeperOptions struct {
 	// OnOrphan decides about a lease whose host is dead, by its state: in use ([StateLeased]), or stopped by an earlier
 	// sweep ([StateStopped]), perhaps because its host released it to be kept, and died before that was done: who
 	// destroys the stopped ones, too, deletes what was to be resumed. It may keep it; then it is asked again after
-	// MaxDelay, of which the last half is random. It may be called at the same time for different records, must return
+	// MaxDelay, of which the last half is random. What the provider would delete when it stops ([Config].AutoDeleteMinutes 0)
+	// is not stopped for [OrphanStop]: that is a failure, and it is asked again. It may be called at the same time for different records, must return
 	// when its context ends, and must leave it to the sweep to give the lease back, which it would wait for.
 	// Nil: what Record.Orphan says of a lease that was in use. It is destroyed if it is not reusable, and else stopped. One that
 	// was resumed, or bound and used, and was not on the list then, because it had been given back and kept or was acquired
@@ -369,11 +370,16 @@ func (s *sweepPass) orphan(ctx context.Context, claim *Claim) error {
 		}
 		return s.destroy(ctx, claim)
 	case r.State == StateLeased && (disposition == OrphanStop || disposition == OrphanRetain):
+		was := r.Orphan
 		r.State, r.Orphan = StateEnding, disposition
 		if err := s.update(ctx, *claim); err != nil {
 			return err
 		}
-		return s.stop(ctx, claim)
+		err := s.stop(ctx, claim)
+		if errors.Is(err, errVanishes) {
+			r.Orphan = was
+		}
+		return err
 	}
 	switch _, err := s.p.read(ctx, "sweep", r.Envelope.target()); { // the provider may have deleted it meanwhile
 	case err == nil:
@@ -423,6 +429,9 @@ func (s *sweepPass) stop(ctx context.Context, claim *Claim) error {
 		receipt, err = s.p.stop(ctx, "sweep", *r.Lease, goalStopped, PhaseStop)
 	}
 	switch {
+	case errors.Is(err, errVanishes): // until OnOrphan, or who has the reference, decides otherwise
+		r.State = StateLeased
+		return err
 	case err != nil:
 		return err
 	case receipt.State == ReceiptDestroyed:

@@ -99,6 +99,74 @@ func TestSweepOfADeadHost(t *testing.T) {
 	}
 }
 
+// TestSweepThatMayNotStop: an orphan that would vanish when it stops is not stopped in order to be kept. It stays a lease, so that
+// whoever decides is asked again, and told of it.
+func TestSweepThatMayNotStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{Store: newMemoryStore()})
+		host := w.another(t, Config{AutoDeleteMinutes: new(0), AutoStopMinutes: new(0)})
+		l, err := host.Acquire(t.Context(), request())
+		if err != nil {
+			t.Fatal(err)
+		}
+		host.die()
+		time.Sleep(2 * w.cfg.ClaimTime)
+		disposition, escalated := OrphanStop, 0
+		s := sweeper(t, w.provider, SweeperOptions{
+			EscalateAfter: 2,
+			OnEscalate:    func(Record) { escalated++ },
+			OnOrphan: func(_ context.Context, r Record) Disposition {
+				if r.State != StateLeased || r.Orphan != OrphanDestroy {
+					t.Errorf("asked about %+v, want the lease as its host left it", r)
+				}
+				return disposition
+			},
+		})
+		for n := 1; n <= 2; n++ {
+			if got, want := sweep(t, s), (SweepReport{Failed: 1, Escalated: n / 2}); got != want {
+				t.Errorf("Sweep() = %+v, want %+v", got, want)
+			}
+			if r := one(t, w.cfg.Store); r.State != StateLeased || r.Orphan != OrphanDestroy || r.Failures != n || r.Outcome != KindConflict {
+				t.Errorf("the store holds %+v, want the lease, and its failures", r)
+			}
+			time.Sleep(time.Minute)
+		}
+		if state := w.server.Sandbox(l.ref.Sandbox).State(); state != emulator.StateStarted || escalated != 1 {
+			t.Errorf("the sandbox is %s, and somebody was told %d times, want it started, and once", state, escalated)
+		}
+		disposition = OrphanRetain
+		if got, want := sweep(t, s), (SweepReport{Stopped: 1}); got != want {
+			t.Errorf("Sweep() that retains = %+v, want %+v", got, want)
+		}
+	})
+}
+
+// TestSweepAfterAReleaseThatMayNotStop: the provider was down when a release looked, so that it is on the list by the time that it is
+// refused. The sweep gives it back to be decided about.
+func TestSweepAfterAReleaseThatMayNotStop(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{AutoDeleteMinutes: new(0), Store: newMemoryStore()})
+		ref := w.acquired(t).Ref()
+		w.server.SetFaults(emulator.Fault{Method: "GET", Path: "/api/sandbox/*", Count: readAttempts, Action: emulator.StatusBefore, Status: 503})
+		_, err := w.Release(t.Context(), ref, ReleaseOptions{Archive: true})
+		wantError(t, err, KindConflict)
+		if r := one(t, w.cfg.Store); r.State != StateEnding || r.Orphan != OrphanStop {
+			t.Errorf("the store holds %+v, want the release", r)
+		}
+		disposition := OrphanKeep
+		s := sweeper(t, w.provider, SweeperOptions{OnOrphan: func(context.Context, Record) Disposition { return disposition }})
+		if got, want := sweep(t, s), (SweepReport{Failed: 1}); got != want {
+			t.Errorf("Sweep() = %+v, want %+v", got, want)
+		}
+		time.Sleep(time.Minute)
+		disposition = OrphanDestroy
+		if got, want := sweep(t, s), (SweepReport{Destroyed: 1}); got != want {
+			t.Errorf("Sweep() that destroys = %+v, want %+v", got, want)
+		}
+		wantRecords(t, w.cfg.Store, 0)
+	})
+}
+
 // TestSweepOfStoppedOrphans: one stays on the list, with its reference, until it is resumed or gone.
 func TestSweepOfStoppedOrphans(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
