@@ -3,6 +3,7 @@ package leasehold
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -88,10 +89,12 @@ func (l *Lease) endLateSSH(ctx context.Context, op string) bool {
 	return late
 }
 
-// RevokeSSH ends every SSH access to the sandbox, whoever made it. It may be called when there is none.
+// RevokeSSH ends every SSH access to the sandbox, whoever made it. It may be called when there is none. It fails with
+// [ErrClosed] once the lease is being given back, which does the same.
 func (l *Lease) RevokeSSH(ctx context.Context) error { return l.revokeSSH(ctx, "") }
 
-// Revoke ends the access. It may be called again, and of one that has ended.
+// Revoke ends the access. It may be called again, after the lease was given back too, and of one that has ended: with its
+// sandbox, say. It fails with [ErrClosed] once the provider is closed.
 func (a *SSHAccess) Revoke(ctx context.Context) error { return a.l.revokeSSH(ctx, a.secret.token) }
 
 func (l *Lease) revokeSSH(ctx context.Context, token string) (err error) {
@@ -99,16 +102,19 @@ func (l *Lease) revokeSSH(ctx context.Context, token string) (err error) {
 	ctx, span := l.p.span(ctx, op)
 	defer func() { endSpan(span, err) }()
 	done, err := l.begin(op)
-	if err != nil {
-		return err // and the lease revokes it
+	switch {
+	case err == nil:
+		defer done()
+	case token == "" || l.p.isClosed(): // whoever has the lease next may have let somebody in
+		return err
 	}
-	defer done()
 	ctx, end := l.p.untilClosed(ctx)
 	defer end()
-	if l.resolved() == nil {
-		if _, err := l.read(ctx, op); err != nil {
-			return err
-		}
+	switch _, err := l.read(ctx, op); {
+	case token != "" && errors.Is(err, ErrGone):
+		return nil
+	case err != nil:
+		return err
 	}
 	return l.endSSH(ctx, op, token)
 }

@@ -180,6 +180,84 @@ func TestAnSSHAccessEndsWhoeverGivesTheLeaseBack(t *testing.T) {
 	}
 }
 
+// Revoke may come late: it succeeds where the access has ended, and ends it where giving the lease back did not.
+func TestAnSSHAccessIsRevokedAfterItsLease(t *testing.T) {
+	for name, giveBack := range map[string]func(t *testing.T, w *world, ref LeaseRef){
+		"released": func(t *testing.T, w *world, ref LeaseRef) {
+			if _, err := w.Release(t.Context(), ref, ReleaseOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"destroyed": func(t *testing.T, w *world, ref LeaseRef) {
+			if _, err := w.Destroy(t.Context(), ref); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"destroyed by another host": func(t *testing.T, w *world, ref LeaseRef) {
+			if _, err := w.another(t, Config{}).Destroy(t.Context(), ref); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"not released": func(t *testing.T, w *world, ref LeaseRef) {
+			w.server.SetFaults(emulator.Fault{Method: "DELETE", Path: "/api/sandbox/*/ssh-access", Action: emulator.StatusBefore, Status: 403, Body: structured(403, "Forbidden")})
+			_, err := w.Release(t.Context(), ref, ReleaseOptions{})
+			wantError(t, err, KindAuth)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t, Config{Reuse: true})
+				l := w.acquired(t)
+				access, err := l.OpenSSH(t.Context(), 0)
+				if err != nil {
+					t.Fatal(err)
+				}
+				giveBack(t, w, l.ref)
+				for range 2 {
+					if err := access.Revoke(t.Context()); err != nil {
+						t.Errorf("Revoke() = %v", err)
+					}
+				}
+				if w.validSSH(t, access.Token()) {
+					t.Error("the token is valid after its revocation")
+				}
+			})
+		})
+	}
+	t.Run("and the next lease's is left alone", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t, Config{Reuse: true})
+			l := w.acquired(t)
+			access, err := l.OpenSSH(t.Context(), 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := w.Release(t.Context(), l.ref, ReleaseOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			again, err := w.Resume(t.Context(), l.ref)
+			if err != nil {
+				t.Fatal(err)
+			}
+			next, err := again.OpenSSH(t.Context(), 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := access.Revoke(t.Context()); err != nil || !w.validSSH(t, next.Token()) {
+				t.Errorf("Revoke() = %v, want the next access left alone", err)
+			}
+			wantError(t, l.RevokeSSH(t.Context()), KindClosed)
+			w.server.SetFaults(emulator.Fault{Method: "GET", Path: "/api/sandbox/*", Action: emulator.StatusBefore, Status: 404, Body: structured(404, "Sandbox with ID or name x not found")},
+				emulator.Fault{Method: "GET", Path: "/api/sandbox/paginated", Action: emulator.StatusBefore, Status: 403, Body: structured(403, "Forbidden")})
+			wantError(t, access.Revoke(t.Context()), KindAuth)
+			if err := w.Close(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			wantError(t, access.Revoke(t.Context()), KindClosed)
+		})
+	})
+}
+
 // A provider that has no such accesses has none to revoke.
 func TestAReleaseDoesNotNeedSSH(t *testing.T) {
 	r := newRig(t, Config{Reuse: true}, emulator.Options{})
