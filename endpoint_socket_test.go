@@ -3,9 +3,11 @@ package leasehold
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"testing"
 	"time"
 
@@ -114,6 +116,20 @@ func TestAWebSocketThroughAnEndpoint(t *testing.T) {
 	if code := <-codes; code != websocket.StatusNormalClosure {
 		t.Errorf("the service was told %v, want a regular end", code)
 	}
+
+	// A deadline ends the Read that waits, and the connection.
+	late, err := e.DialWebSocket(t.Context(), "ws/echo", WebSocketOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	late.SetReadDeadline(time.Now().Add(10 * time.Millisecond))
+	_, err = late.Read(got)
+	if f := wantError(t, err, KindTimeout); !errors.Is(f, os.ErrDeadlineExceeded) || f.Retryable {
+		t.Errorf("Read() = %+v, want the cause os.ErrDeadlineExceeded, and not to be tried again", f)
+	}
+	_, err = late.Write(got[:1])
+	wantError(t, err, KindClosed)
+	late.Close()
 
 	text, err := e.DialWebSocket(t.Context(), "ws/echo", WebSocketOptions{Text: true})
 	if err != nil {

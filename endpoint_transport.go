@@ -243,9 +243,12 @@ type WebSocketOptions struct {
 }
 
 // WebSocket is an open WebSocket as a stream: each Write is one message, and Read reads on from one message to the next. A
-// message of the other type than was asked for ends it. Reads and writes may overlap; a deadline that passes ends it.
+// message of the other type than was asked for ends it. Reads and writes may overlap.
+//
 // Read ends with io.EOF when the service closed it regularly (1000 or 1001), and with [ErrClosed] after Close and when the
-// lease was given back.
+// lease was given back. A deadline that passes during a Read or Write fails it with [ErrTimeout], whose cause is
+// [os.ErrDeadlineExceeded], and ends the WebSocket: what was on its way is lost. One that passed between calls fails the next
+// ones in the same way, and can be moved.
 type WebSocket struct {
 	net.Conn
 	subprotocol string
@@ -312,6 +315,6 @@ func (w *WebSocket) failed(err error) error {
 		return err
 	}
 	failure := failed("endpoint websocket", err)
-	failure.Sandbox = w.e.l.ref.Sandbox
+	failure.Sandbox, failure.Retryable = w.e.l.ref.Sandbox, false
 	return w.e.l.orClosed(failure)
 }

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/http/httptrace"
 	"net/url"
+	"os"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -226,8 +227,9 @@ type SocketRequest struct {
 }
 
 // DialSocket opens a websocket on a carrier, and returns it as a stream: each Write is a message, and Read reads across
-// messages until the peer closes with 1000 or 1001, which is io.EOF, or this side, which is ReasonClosed. The context bounds
-// the opening; carried errors of the carrier are returned as they are.
+// messages until the peer closes with 1000 or 1001, which is io.EOF, or this side, which is ReasonClosed. A deadline that
+// passes is ReasonTimeout, and closes it if a call was under way. The context bounds the opening; carried errors of the carrier
+// are returned as they are.
 func DialSocket(ctx context.Context, carrier http.RoundTripper, address string, r SocketRequest) (net.Conn, string, error) {
 	kept := &keptError{carrier: carrier}
 	client := &http.Client{Transport: kept, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
@@ -265,7 +267,7 @@ func (k *keptError) RoundTrip(req *http.Request) (*http.Response, error) {
 type socketConn struct {
 	net.Conn
 	socket *websocket.Conn
-	closed atomic.Bool // on this side
+	closed atomic.Bool // on this side, by a deadline too
 }
 
 // Close closes it regularly, a Read that waits included, which the connection's own Close would break it with.
@@ -298,8 +300,11 @@ func (c *socketConn) failed(err error) error {
 		e.Reason = ReasonClosed
 	case errors.As(err, &closed):
 		e.Reason, e.CloseCode = ReasonEnded, int(closed.Code)
-	case errors.Is(err, context.DeadlineExceeded):
-		e.Reason, e.Cause = ReasonTimeout, context.DeadlineExceeded
+	case errors.Is(err, context.DeadlineExceeded): // a deadline passed before
+		e.Reason, e.Cause = ReasonTimeout, os.ErrDeadlineExceeded
+	case errors.Is(err, context.Canceled): // or meanwhile, by which the connection was closed: nothing else ends its contexts
+		c.closed.Store(true)
+		e.Reason, e.Cause = ReasonTimeout, os.ErrDeadlineExceeded
 	}
 	return e
 }

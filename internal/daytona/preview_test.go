@@ -2,9 +2,11 @@ package daytona
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -176,18 +178,18 @@ func (l *pipeListener) Accept() (net.Conn, error) {
 
 func (l *pipeListener) Close() error { close(l.closed); return nil }
 
-// TestASocketIsClosedWhileAWriteWaits: the peer reads nothing, and so cannot be told of the end either.
-func TestASocketIsClosedWhileAWriteWaits(t *testing.T) {
+// inSocket opens a socket to a service, in virtual time. What the service writes and reads, the other side must take and give.
+func inSocket(t *testing.T, serve func(ctx context.Context, conn *websocket.Conn), f func(t *testing.T, conn net.Conn)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		listener := &pipeListener{accepted: make(chan net.Conn), closed: make(chan struct{})}
-		over := make(chan struct{})
 		server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			conn, err := websocket.Accept(w, r, nil)
 			if err != nil {
 				t.Error(err)
 				return
 			}
-			<-over
+			serve(t.Context(), conn)
 			_ = conn.CloseNow()
 		})}
 		go func() { _ = server.Serve(listener) }()
@@ -200,6 +202,20 @@ func TestASocketIsClosedWhileAWriteWaits(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		f(t, conn)
+		_ = conn.Close()
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+		carrier.CloseIdleConnections()
+	})
+}
+
+// deaf is a service that reads nothing, and so cannot be told of the end either.
+func deaf(ctx context.Context, _ *websocket.Conn) { <-ctx.Done() }
+
+func TestASocketIsClosedWhileAWriteWaits(t *testing.T) {
+	inSocket(t, deaf, func(t *testing.T, conn net.Conn) {
 		written := make(chan error)
 		go func() {
 			_, err := conn.Write(make([]byte, 1<<20))
@@ -214,10 +230,73 @@ func TestASocketIsClosedWhileAWriteWaits(t *testing.T) {
 		if e := failure(t, <-written); e.Reason != ReasonClosed {
 			t.Errorf("Write() = %+v, want that it was closed", e)
 		}
-		close(over)
-		if err := server.Close(); err != nil {
+	})
+}
+
+// wantTimeout fails the test unless err is that of a deadline of a connection.
+func wantTimeout(t *testing.T, err error) {
+	t.Helper()
+	if e := failure(t, err); e.Reason != ReasonTimeout || !errors.Is(e, os.ErrDeadlineExceeded) {
+		t.Errorf("error = %+v, want that of the deadline", e)
+	}
+}
+
+func TestASocketsDeadlineEndsACallAndTheSocket(t *testing.T) {
+	one := make([]byte, 1)
+	for name, call := range map[string]func(net.Conn) (int, error){
+		"a Read":  func(conn net.Conn) (int, error) { return conn.Read(one) },
+		"a Write": func(conn net.Conn) (int, error) { return conn.Write(make([]byte, 1<<20)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			inSocket(t, deaf, func(t *testing.T, conn net.Conn) {
+				began := time.Now()
+				_ = conn.SetDeadline(began.Add(time.Minute))
+				_, err := call(conn)
+				wantTimeout(t, err)
+				if took := time.Since(began); took != time.Minute {
+					t.Errorf("it failed after %s, want a minute", took)
+				}
+				_ = conn.SetDeadline(time.Time{})
+				for range 10 {
+					_, err = conn.Read(one)
+					if e := failure(t, err); e.Reason != ReasonClosed {
+						t.Fatalf("Read() = %+v, want that it was closed", e)
+					}
+					_, err = conn.Write(one)
+					if e := failure(t, err); e.Reason != ReasonClosed {
+						t.Fatalf("Write() = %+v, want that it was closed", e)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestASocketsDeadlineThatPassedBetweenCallsCanBeMoved(t *testing.T) {
+	echo := func(ctx context.Context, conn *websocket.Conn) {
+		kind, data, err := conn.Read(ctx)
+		if err == nil {
+			err = conn.Write(ctx, kind, data)
+		}
+		if err != nil {
 			t.Error(err)
 		}
-		carrier.CloseIdleConnections()
+		_, _, _ = conn.Read(ctx)
+	}
+	inSocket(t, echo, func(t *testing.T, conn net.Conn) {
+		_ = conn.SetDeadline(time.Now().Add(time.Minute))
+		time.Sleep(2 * time.Minute)
+		one := make([]byte, 1)
+		_, err := conn.Read(one)
+		wantTimeout(t, err)
+		_, err = conn.Write(one)
+		wantTimeout(t, err)
+		_ = conn.SetDeadline(time.Now().Add(time.Minute))
+		if _, err := conn.Write([]byte("x")); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Read(one); err != nil || string(one) != "x" {
+			t.Errorf("Read() = %q, %v, want what was sent", one, err)
+		}
 	})
 }
