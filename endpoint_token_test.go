@@ -34,6 +34,25 @@ func TestAGenerationIsOfARunAndNotOfAToken(t *testing.T) {
 	}
 }
 
+// A request need not come from net/http: one without a header is sent like any other, a second time too.
+func TestARequestWithoutAHeader(t *testing.T) {
+	r := newRig(t, Config{}, emulator.Options{})
+	port := service(t, echo)
+	l := r.acquired(t)
+	e := endpointOf(t, l, port)
+	r.server.Sandbox(l.ref.Sandbox).RotateToken()
+	resp, err := e.Transport().RoundTrip(&http.Request{URL: e.URL()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp.Body.Close(); resp.StatusCode != http.StatusOK {
+		t.Errorf("status %d, want 200", resp.StatusCode)
+	}
+	if active(l) != 0 {
+		t.Errorf("%d activities are left, want 0", active(l))
+	}
+}
+
 func TestATokenThatWasReplacedIsAskedForOnce(t *testing.T) {
 	r := newRig(t, Config{}, emulator.Options{})
 	var seen []string

@@ -99,9 +99,16 @@ func (e *Endpoint) below(op string, u *url.URL) (*url.URL, error) {
 
 // send sends the request, and once more with a new token where the first was refused.
 func (e *Endpoint) send(ctx context.Context, op string, req *http.Request, address *url.URL) (*http.Response, *Error) {
+	clone := func() *http.Request {
+		out := req.Clone(ctx)
+		out.URL, out.Host = address, ""
+		if out.Header == nil { // of a request that was not made by net/http
+			out.Header = make(http.Header)
+		}
+		return out
+	}
 	grant := e.grant.Load()
-	out := req.Clone(ctx)
-	out.URL, out.Host = address, ""
+	out := clone()
 	resp, err := e.l.client.Preview(out, grant.token)
 	doubtful := err == nil && mayBeRefused(req, resp)
 	if !doubtful && !refusedToken(err) {
@@ -118,8 +125,7 @@ func (e *Endpoint) send(ctx context.Context, op string, req *http.Request, addre
 	case fresh.token == grant.token:
 		return nil, previewFailure(op, err)
 	}
-	out = req.Clone(ctx)
-	out.URL, out.Host = address, ""
+	out = clone()
 	if req.Body != nil && req.Body != http.NoBody {
 		if req.GetBody == nil {
 			failure := previewFailure(op, err)
