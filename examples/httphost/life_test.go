@@ -150,7 +150,7 @@ func TestLimits(t *testing.T) {
 
 	command := c.start(lease, "echo begun; exec sleep 600")
 	c.want(429, "POST", lease+"/commands", commandRequest{Script: "true"})
-	response := c.send("GET", command+"/events", nil)
+	response := c.events(command, "")
 	readEvents(t, response.Body, func(o observed) bool { return o.stdout == "begun\n" })
 	c.want(429, "GET", command+"/events", nil)
 	_ = response.Body.Close()

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 
@@ -177,12 +178,24 @@ type observed struct {
 // follow reads the events of a command from behind an event, to their end or until enough says so after one of them.
 func (c client) follow(command, last string, enough func(observed) bool) observed {
 	c.t.Helper()
-	response := c.send("GET", command+"/events", nil, "Last-Event-ID", last)
+	response := c.events(command, last)
 	defer func() { _ = response.Body.Close() }() // which cuts the connection
 	if response.StatusCode != 200 {
 		c.t.Fatalf("events of %s: %s", command, response.Status)
 	}
 	return readEvents(c.t, response.Body, enough)
+}
+
+// events asks for the events of a command. Those of another one may count for a moment after their end, or a cut.
+func (c client) events(command, last string) *http.Response {
+	c.t.Helper()
+	for began := time.Now(); ; time.Sleep(5 * time.Millisecond) {
+		response := c.send("GET", command+"/events", nil, "Last-Event-ID", last)
+		if response.StatusCode != http.StatusTooManyRequests || time.Since(began) > time.Minute {
+			return response
+		}
+		_ = response.Body.Close()
+	}
 }
 
 func readEvents(t *testing.T, body io.Reader, enough func(observed) bool) (o observed) {

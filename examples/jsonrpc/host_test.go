@@ -39,7 +39,7 @@ type sessionEvent struct {
 // until returns what the session printed up to where it holds want, or to its end, and how that was.
 func (s *testSession) until(t testing.TB, want string) (got string, exit string) {
 	t.Helper()
-	late := time.After(30 * time.Second)
+	late := time.After(time.Minute)
 	for want == "" || !strings.Contains(got, want) {
 		select {
 		case e := <-s.events:
@@ -119,7 +119,7 @@ func (n tenant) give(l heldLease, more object) object {
 }
 
 func (n tenant) script(l heldLease, script string, more object) object {
-	p := n.params(object{"lease": l, "command": "sh", "args": []string{"-c", script}, "env": object{}, "timeoutMs": 20_000})
+	p := n.params(object{"lease": l, "command": "sh", "args": []string{"-c", script}, "env": object{}, "timeoutMs": 60_000})
 	maps.Copy(p, more)
 	return p
 }

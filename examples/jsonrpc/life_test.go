@@ -93,7 +93,7 @@ func checkLife(t *testing.T, h testHost) {
 		t.Errorf("streamed %q and %q before the result, want %q and %q", out, err, result.Stdout, result.Stderr)
 	}
 
-	slow := must[executeResult](t, h, "environmentExecute", reusing.script(lease, "echo begun; exec sleep 60", object{"timeoutMs": 500}))
+	slow := must[executeResult](t, h, "environmentExecute", reusing.script(lease, "echo begun; exec sleep 60", object{"timeoutMs": 5000}))
 	if slow.ExitCode != nil || !slow.TimedOut || slow.Stdout != "begun\n" || slow.Metadata["stopConfirmed"] != true {
 		t.Errorf("after its timeout: %+v, want no exit code, timed out, the output so far, and stopped", slow)
 	}
