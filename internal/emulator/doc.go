@@ -36,7 +36,11 @@
 //
 // Left out, so that tests need not wait or count on chance: the proxy asks for each request whether its key is valid, and
 // remembers no answer (production: 2 min a valid one, 5 s another); no deletion loses a race to another change ("Sandbox was
-// modified by another operation", 409); processes go on while their sandbox's files are captured, unanswered.
+// modified by another operation", 409); processes go on while their sandbox's files are captured, unanswered. Left out, too,
+// is what the library never asks for: resize, pause, fork (and so the refusal to delete what has forks, 400), backup, network
+// settings, volumes and push access of the control plane; git, lsp, port, computer-use and code-run of the toolbox. They are
+// answered as unknown paths are (404). A start that lasts too long fails as in production, but never leaves a sandbox
+// recoverable, which takes a backup there.
 //
 // # Time
 //

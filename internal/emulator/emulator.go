@@ -271,7 +271,7 @@ func (s *Server) listen() error {
 	case s.opt.InMemory:
 		s.memory = newMemoryListener()
 		listener = s.memory
-		s.client = &http.Transport{DialContext: s.Dial}
+		s.client = &http.Transport{DialContext: s.Dial, IdleConnTimeout: idleTimeout - 20*time.Second}
 		s.root = "http://" + memoryHost
 	case listener == nil:
 		var err error
@@ -293,6 +293,7 @@ func (s *Server) listen() error {
 	}
 	s.http = &http.Server{
 		Handler:     s.counted(handler),
+		IdleTimeout: idleTimeout,
 		BaseContext: func(net.Listener) context.Context { return s.ctx },
 		ConnContext: func(ctx context.Context, c net.Conn) context.Context { return context.WithValue(ctx, connKey{}, c) },
 		ConnState: func(_ net.Conn, state http.ConnState) {
@@ -313,6 +314,9 @@ func (s *Server) listen() error {
 	}()
 	return nil
 }
+
+// idleTimeout is when the daemon and the proxy close a connection that carries nothing.
+const idleTimeout = 70 * time.Second
 
 // connKey is the context key of a request's net.Conn.
 type connKey struct{}

@@ -43,6 +43,27 @@ func TestCreationIsHeldForThirtySeconds(t *testing.T) {
 	})
 }
 
+func TestIdleConnectionsEndAfterSeventySeconds(t *testing.T) {
+	bubble(t, emulator.Options{}, func(t *testing.T, s *server) {
+		c, err := s.Dial(t.Context(), "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		for range 2 {
+			if _, err := io.WriteString(c, "GET /none HTTP/1.1\r\nHost: x\r\n\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			sleep(time.Minute)
+		}
+		start := time.Now()
+		c.SetReadDeadline(start.Add(time.Hour))
+		if _, err := io.Copy(io.Discard, c); err != nil || time.Since(start) != 10*time.Second {
+			t.Errorf("the end came after %v, %v; want 70 s after the last request", time.Since(start)+time.Minute, err)
+		}
+	})
+}
+
 func TestStartIsHeldForThirtySeconds(t *testing.T) {
 	bubble(t, emulator.Options{Timing: emulator.Timing{Start: 40 * time.Second}}, func(t *testing.T, s *server) {
 		sb := s.create(`{}`)
