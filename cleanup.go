@@ -30,26 +30,30 @@ func ParseCleanupEnvelope(data []byte) (CleanupEnvelope, error) {
 
 func (e CleanupEnvelope) check(op string) error {
 	var p problems
+	e.problems(&p)
+	return p.err(op)
+}
+
+func (e CleanupEnvelope) problems(p *problems) {
 	if e.Version != envelopeVersion {
 		p.add("CleanupEnvelope.Version", "is %d: this package reads %d", e.Version, envelopeVersion)
-		return p.err(op)
+		return
 	}
-	checkIdentifier(&p, "CleanupEnvelope.Name", e.Name, true)
-	checkIdentifier(&p, "CleanupEnvelope.Attempt", e.Attempt, true)
-	e.Scope.check(&p, "CleanupEnvelope.Scope")
-	checkLabels(&p, "CleanupEnvelope.Labels", e.Labels)
-	checkCreationLabels(&p, "CleanupEnvelope", e.Name, e.Attempt, e.Scope, e.Labels)
-	checkFingerprint(&p, "CleanupEnvelope.Credential", e.Credential)
+	checkIdentifier(p, "CleanupEnvelope.Name", e.Name, true)
+	checkIdentifier(p, "CleanupEnvelope.Attempt", e.Attempt, true)
+	e.Scope.check(p, "CleanupEnvelope.Scope")
+	checkLabels(p, "CleanupEnvelope.Labels", e.Labels)
+	checkCreationLabels(p, "CleanupEnvelope", e.Name, e.Attempt, e.Scope, e.Labels)
+	checkFingerprint(p, "CleanupEnvelope.Credential", e.Credential)
 	if e.Account != "" {
-		checkFingerprint(&p, "CleanupEnvelope.Account", e.Account)
+		checkFingerprint(p, "CleanupEnvelope.Account", e.Account)
 	}
-	checkIdentifier(&p, "CleanupEnvelope.Observed", e.Observed, false)
+	checkIdentifier(p, "CleanupEnvelope.Observed", e.Observed, false)
 	switch e.Phase {
 	case PhaseCreate, PhaseWorkspace, PhaseShell, PhaseExpiry, PhaseSentinel:
 	default:
 		p.add("CleanupEnvelope.Phase", "is not a phase of an acquisition")
 	}
-	return p.err(op)
 }
 
 // clone returns a copy that shares nothing.

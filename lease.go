@@ -64,19 +64,24 @@ func ParseLeaseRef(data []byte) (LeaseRef, error) {
 
 func (r LeaseRef) check(op string) error {
 	var p problems
+	r.problems(&p)
+	return p.err(op)
+}
+
+func (r LeaseRef) problems(p *problems) {
 	if r.Version != leaseRefVersion {
 		p.add("LeaseRef.Version", "is %d: this package reads %d", r.Version, leaseRefVersion)
-		return p.err(op)
+		return
 	}
-	checkIdentifier(&p, "LeaseRef.Sandbox", r.Sandbox, true)
-	checkIdentifier(&p, "LeaseRef.Name", r.Name, true)
-	checkIdentifier(&p, "LeaseRef.Attempt", r.Attempt, true)
-	r.Scope.check(&p, "LeaseRef.Scope")
-	checkLabels(&p, "LeaseRef.Labels", r.Labels)
-	checkCreationLabels(&p, "LeaseRef", r.Name, r.Attempt, r.Scope, r.Labels)
-	checkFingerprint(&p, "LeaseRef.Account", r.Account)
-	checkFingerprint(&p, "LeaseRef.Credential", r.Credential)
-	checkFingerprint(&p, "LeaseRef.Sentinel", r.Sentinel)
+	checkIdentifier(p, "LeaseRef.Sandbox", r.Sandbox, true)
+	checkIdentifier(p, "LeaseRef.Name", r.Name, true)
+	checkIdentifier(p, "LeaseRef.Attempt", r.Attempt, true)
+	r.Scope.check(p, "LeaseRef.Scope")
+	checkLabels(p, "LeaseRef.Labels", r.Labels)
+	checkCreationLabels(p, "LeaseRef", r.Name, r.Attempt, r.Scope, r.Labels)
+	checkFingerprint(p, "LeaseRef.Account", r.Account)
+	checkFingerprint(p, "LeaseRef.Credential", r.Credential)
+	checkFingerprint(p, "LeaseRef.Sentinel", r.Sentinel)
 	if !validWorkspace(r.Workspace) {
 		p.add("LeaseRef.Workspace", "is not a clean absolute path that text can hold")
 	}
@@ -88,11 +93,10 @@ func (r LeaseRef) check(op string) error {
 			p.add("LeaseRef."+at.field, "is not a time that JSON can hold")
 		}
 	}
-	r.Bwrap.check(&p, "LeaseRef")
+	r.Bwrap.check(p, "LeaseRef")
 	if r.Shell != "bash" && r.Shell != "sh" {
 		p.add("LeaseRef.Shell", "is neither bash nor sh")
 	}
-	return p.err(op)
 }
 
 // maxPath bounds a workspace's path in the sandbox, where Linux does.

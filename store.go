@@ -147,13 +147,16 @@ func (r Record) Encode() ([]byte, error) {
 
 func (r Record) check(op string) error {
 	var p problems
+	r.problems(&p)
+	return p.err(op)
+}
+
+func (r Record) problems(p *problems) {
 	if r.Version != recordVersion {
 		p.add("Record.Version", "is %d: this package reads %d", r.Version, recordVersion)
-		return p.err(op)
+		return
 	}
-	if err := r.Envelope.check(op); err != nil {
-		return err
-	}
+	r.Envelope.problems(p)
 	if id, err := uuid.Parse(r.Envelope.Attempt); err != nil || id.String() != r.Envelope.Attempt {
 		p.add("Record.Envelope.Attempt", "is not a UUID in lower case")
 	}
@@ -171,9 +174,7 @@ func (r Record) check(op string) error {
 		p.add("Record.State", "is not a state")
 	}
 	if r.Lease != nil {
-		if err := r.Lease.check(op); err != nil {
-			return err
-		}
+		r.Lease.problems(p)
 		l, e := r.Lease, r.Envelope
 		if l.Attempt != e.Attempt || l.Name != e.Name || l.Scope != e.Scope || l.Credential != e.Credential || l.Sandbox != e.Observed || !maps.Equal(l.Labels, e.Labels) {
 			p.add("Record.Lease", "is of another sandbox than the envelope")
@@ -199,7 +200,6 @@ func (r Record) check(op string) error {
 			p.add("Record.CreatedAt", "or TriedAt is not a time that JSON can hold")
 		}
 	}
-	return p.err(op)
 }
 
 // clone returns a copy that shares nothing.
@@ -220,11 +220,10 @@ func checkOwner(op, owner string) error {
 
 // checkWrite refuses a record that cannot replace the claimed one.
 func checkWrite(op string, claim Claim, record Record) error {
-	if err := record.check(op); err != nil {
-		return err
-	}
+	var p problems
+	record.problems(&p)
 	if record.Envelope.Attempt != claim.Record.Envelope.Attempt {
-		return problems{{Field: "Record.Envelope.Attempt", Problem: "is not the claim's"}}.err(op)
+		p.add("Record.Envelope.Attempt", "is not the claim's")
 	}
-	return nil
+	return p.err(op)
 }

@@ -104,8 +104,11 @@ func (s *FileStore) lockDir() string                  { return filepath.Join(s.d
 // Put implements [Store].
 func (s *FileStore) Put(ctx context.Context, record Record, owner string) (Claim, error) {
 	const op = "put record"
-	if err := errors.Join(record.check(op), checkOwner(op, owner)); err != nil {
-		return Claim{}, failed(op, err)
+	var p problems
+	record.problems(&p)
+	checkIdentifier(&p, "owner", owner, true)
+	if err := p.err(op); err != nil {
+		return Claim{}, err
 	}
 	attempt := record.Envelope.Attempt
 	lock, err := s.lock(ctx, op, attempt)

@@ -98,6 +98,21 @@ func listed(t *testing.T, s Store) map[string]Record {
 	return records
 }
 
+// TestFileStoreNamesEveryProblem: what it refuses to keep is not found out about one by one.
+func TestFileStoreNamesEveryProblem(t *testing.T) {
+	s := fileStore(t, t.TempDir(), FileStoreOptions{})
+	record := leasedRecord()
+	record.Orphan, record.Envelope.Phase, record.Lease.Shell = OrphanKeep, "?", "fish"
+	_, err := s.Put(t.Context(), record, "not an owner")
+	var fields []string
+	for _, f := range wantError(t, err, KindInvalid).Fields {
+		fields = append(fields, f.Field)
+	}
+	if want := []string{"CleanupEnvelope.Phase", "LeaseRef.Shell", "Record.Orphan", "owner"}; !slices.Equal(fields, want) {
+		t.Errorf("Put() names %q, want %q", fields, want)
+	}
+}
+
 // TestFileStoreModes: nobody else may read what is stored.
 func TestFileStoreModes(t *testing.T) {
 	if runtime.GOOS == "windows" {
