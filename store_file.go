@@ -33,7 +33,8 @@ const (
 type FileStoreOptions struct {
 	// OnUnreadable is called with a file of the directory that is no record: torn, foreign, empty, too large, of a later
 	// version, a directory, a link. It is left as it is, and nothing fails because of it; if it was a record, its sandbox
-	// needs a look. It is called once for each such file, from within calls of the store. Nil: nothing is reported.
+	// needs a look. It is called once for each such file, from within calls of the store, and so perhaps at the same time for
+	// different files. Nil: nothing is reported.
 	OnUnreadable func(file string, err error)
 }
 

@@ -20,7 +20,8 @@ const (
 	DefaultEscalateAfter    = 5
 )
 
-// SweeperOptions change what a [Sweeper] does. The zero value is useful.
+// SweeperOptions change what a [Sweeper] does. The zero value is useful. Its functions may be called at the same time, for
+// different records.
 type SweeperOptions struct {
 	Interval    time.Duration // of Run, between the end of a pass and the next; zero: 30 s
 	Concurrency int           // records worked on at once; zero: 4
@@ -40,9 +41,9 @@ type SweeperOptions struct {
 	// OnOrphan decides about a lease whose host is dead, by its state: in use ([StateLeased]), or stopped by an earlier
 	// sweep ([StateStopped]), perhaps because its host released it to be kept, and died before that was done: who
 	// destroys the stopped ones, too, deletes what was to be resumed. It may keep it; then it is asked again after
-	// MaxDelay, of which the last half is random. What the provider would delete when it stops ([Config].AutoDeleteMinutes 0)
-	// is not stopped for [OrphanStop]: that is a failure, and it is asked again. It may be called at the same time for different records, must return
-	// when its context ends, and must leave it to the sweep to give the lease back, which it would wait for.
+	// MaxDelay, of which the last half is random. What the provider would delete when it stops (Config.AutoDeleteMinutes 0) is
+	// not stopped for [OrphanStop]: that is a failure, and it is asked again. It must return when its context ends, and must
+	// leave it to the sweep to give the lease back, which it would wait for.
 	// Nil: what Record.Orphan says of a lease that was in use. It is destroyed if it is not reusable, and else stopped. One that
 	// was resumed, or bound and used, and was not on the list then, because it had been given back and kept or was acquired
 	// without a store, is stopped in any case. A stopped one is kept until it is resumed, destroyed, or deleted by the

@@ -32,7 +32,7 @@ type Options struct {
 	Prefix string
 	// OnUnreadable is called with the attempt of a row that holds no record that this version of the library can read. It
 	// is left as it is, and nothing fails because of it; its sandbox needs a look. It is called once for each attempt,
-	// from within calls of the store. Nil: nothing is reported.
+	// from within calls of the store, and so perhaps at the same time for different attempts. Nil: nothing is reported.
 	OnUnreadable func(attempt string, err error)
 }
 
