@@ -2,7 +2,6 @@ package leasehold
 
 import (
 	"context"
-	"errors"
 	"sync"
 
 	"github.com/leasehold-go/leasehold/internal/daytona"
@@ -18,19 +17,16 @@ const (
 	sweepEvery = 1024
 )
 
-// errGivenBack is the cause of the end of a command whose lease was given back.
-var errGivenBack = errors.New("the lease was given back")
-
 // journalPool knows the journals of one lease. The zero value is empty and ready.
 type journalPool struct {
 	mu      sync.Mutex
-	hooked  bool                    // the lease will close the pool
-	closed  bool                    //
-	born    string                  // the journal by which the sandbox's directory of journals was made, as it told last
-	count   int                     // of dispatches
-	taken   []string                // ids of journals to remove
-	bytes   int64                   // that they hold
-	running map[*execution]struct{} //
+	hooked  bool // the lease will close the pool
+	closed  bool
+	born    string   // the journal by which the sandbox's directory of journals was made, as it told last
+	count   int      // of dispatches
+	taken   []string // ids of journals to remove
+	bytes   int64    // that they hold
+	running map[*execution]struct{}
 }
 
 // enter registers a command that is about to run.

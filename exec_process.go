@@ -278,7 +278,7 @@ type CommandRef struct {
 	Version   int       `json:"version"`
 	Sandbox   string    `json:"sandbox"`   // the provider's id
 	Attempt   string    `json:"attempt"`   // of the lease
-	Transport Transport `json:"transport"` //
+	Transport Transport `json:"transport"` // by which it runs
 	ID        string    `json:"id"`        // of the journal, or in the session's list
 	Session   string    `json:"session,omitempty"`
 	Command   string    `json:"command,omitempty"` // the daemon's id of it

@@ -165,7 +165,7 @@ func (r *sessionRun) mourn(life context.Context, lost error) error {
 	for _, id := range twins {
 		r.observing(id)
 		r.log = r.newLog()
-		err := r.readOnce(life)
+		err := r.readLog(life)
 		switch {
 		case isOwn(err):
 			r.dispatched = DispatchedYes
@@ -194,8 +194,8 @@ func (r *sessionRun) dead() error {
 	return &Error{Op: r.op, Kind: KindUncertain, Message: "the session's shell died under the command: how it ended is not known"}
 }
 
-// readOnce reads the log, and tries that for a while.
-func (r *sessionRun) readOnce(ctx context.Context) error {
+// readLog reads the log, and tries that for up to resolveTime.
+func (r *sessionRun) readLog(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, resolveTime)
 	defer cancel()
 	for pause := (backoff{}); ; {
@@ -347,7 +347,7 @@ func (r *sessionRun) gone(ctx context.Context) (bool, error) {
 	}
 	if process.ID == 0 {
 		code, err := r.exitCode(ctx, session, command)
-		if err != nil || exitOf(code) {
+		if err != nil || isExit(code) {
 			return err == nil, err
 		}
 		log, err := r.glimpse(ctx, session, command)
@@ -359,8 +359,8 @@ func (r *sessionRun) gone(ctx context.Context) (bool, error) {
 	return said == script.LookGone, err
 }
 
-// exitOf reports that a code which the daemon recorded is that of a command which ran, as far as that tells.
-func exitOf(recorded *int) bool { return recorded != nil && *recorded != script.RefusedStatus }
+// isExit reports that a code which the daemon recorded is that of a command which ran, as far as that tells.
+func isExit(recorded *int) bool { return recorded != nil && *recorded != script.RefusedStatus }
 
 // findProcess returns the command's process, if there is one, and whether that is known. It does not wait for the
 // observation, which a writer may keep waiting.
@@ -505,7 +505,7 @@ func (r *sessionRun) report(result *Result) {
 	switch {
 	case known && r.log.Started():
 		result.Exited, result.ExitCode = true, code
-	case exitOf(r.recorded) && !r.log.NoDirectory() && !known:
+	case isExit(r.recorded) && !r.log.NoDirectory() && !known:
 		// Without the wrapper's marks a refused dispatch, or one that came to nothing, could be taken for the command, but for its
 		// status.
 		result.Exited, result.ExitCode = true, *r.recorded

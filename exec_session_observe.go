@@ -267,7 +267,7 @@ func (r *sessionRun) status(ctx context.Context, limit time.Duration) error {
 	code, err := r.exitCode(ctx, r.session.id, r.command)
 	if code != nil {
 		r.recorded = code
-		if exitOf(code) { // else the dispatch may be refused, and another delivery of it run
+		if isExit(code) { // else the dispatch may be refused, and another delivery of it run
 			r.over.Store(true)
 		}
 	}

@@ -28,8 +28,8 @@ const (
 // runs has one for itself. The zero value is empty and ready.
 type sessionPool struct {
 	mu      sync.Mutex
-	hooked  bool                // the lease will close the pool
-	closed  bool                //
+	hooked  bool // the lease will close the pool
+	closed  bool
 	all     map[string]struct{} // ids of the sessions that may exist
 	idle    []*session          // whose last command has ended; the one used last at the end
 	held    []*session          // whose last command has ended, and had left something behind that holds its output

@@ -3,6 +3,7 @@ package leasehold
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"path"
@@ -41,7 +42,7 @@ type LeaseRef struct {
 	Version    int               `json:"version"`
 	Sandbox    string            `json:"sandbox"`    // the provider's id
 	Name       string            `json:"name"`       // chosen by the library before the creation
-	Scope      Scope             `json:"scope"`      //
+	Scope      Scope             `json:"scope"`      // as it was acquired for
 	Attempt    string            `json:"attempt"`    // UUID of the creation, part of the name and a label
 	Labels     map[string]string `json:"labels"`     // every label recorded at the creation
 	Account    string            `json:"account"`    // fingerprint of endpoint and organisation, as the API attested it; until it has: Credential
@@ -159,6 +160,9 @@ type Lease struct {
 	consoles consoleSet  // terminals and channels
 	bwrap    bwrapState
 }
+
+// errGivenBack is the cause of the end of what a lease that was given back was used for.
+var errGivenBack = errors.New("the lease was given back")
 
 func newLease(p *provider, ref LeaseRef) *Lease {
 	open, shut := context.WithCancelCause(p.work)

@@ -10,7 +10,7 @@ import (
 type consoleSet struct {
 	mu     sync.Mutex
 	hooked bool // the lease will close the set
-	closed bool //
+	closed bool
 	open   map[string]*console
 }
 
