@@ -72,34 +72,54 @@ const progressInterval = 50 * time.Millisecond
 // meter passes reports on, from one goroutine at a time, not too often. A nil function receives none.
 type meter struct {
 	report func(Progress)
-
-	mu     sync.Mutex
-	closed bool // nothing is reported any more
 	last   time.Time
 	state  Progress
+
+	mu     sync.Mutex    // guards the fields below
+	closed bool          // nothing is reported any more
+	made   chan struct{} // closed when the last report that was begun was made; nil: none was
 }
 
 func (m *meter) update(entries, bytes int64) {
 	if m.report == nil {
 		return
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.closed {
+	m.state.Entries, m.state.Bytes = entries, bytes
+	now := time.Now()
+	if now.Sub(m.last) < progressInterval {
 		return
 	}
-	m.state.Entries, m.state.Bytes = entries, bytes
-	if now := time.Now(); now.Sub(m.last) >= progressInterval {
-		m.last = now
+	m.last = now
+	made := make(chan struct{})
+	defer close(made)
+	if m.begin(made) {
 		m.report(m.state)
 	}
 }
 
-// close ends the reports. It waits for one that is being made.
-func (m *meter) close() {
+// begin admits a report, which was made when made is closed.
+func (m *meter) begin(made chan struct{}) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if !m.closed {
+		m.made = made
+	}
+	return !m.closed
+}
+
+// close ends the reports. It waits for one that is being made, unless ctx ends: the caller's function may wait for ever.
+func (m *meter) close(ctx context.Context) {
+	m.mu.Lock()
 	m.closed = true
+	made := m.made
+	m.mu.Unlock()
+	if made == nil {
+		return
+	}
+	select {
+	case <-made:
+	case <-ctx.Done():
+	}
 }
 
 func (m *meter) done(s Progress) {

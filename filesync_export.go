@@ -65,7 +65,8 @@ type ExportOptions struct {
 	// tar writes nothing. However slow, progress is progress. 0 is [DefaultStallTimeout], negative is none.
 	StallTimeout time.Duration
 	// Progress is called from time to time, at most every 50 ms and from one goroutine at a time, and once more with
-	// Done at the end of a transfer that succeeded. When an export has to begin anew, the counts do, too. Nil: no reports.
+	// Done at the end of a transfer that succeeded. When an export has to begin anew, the counts do, too. It must return
+	// promptly: it holds up the export, whose goroutine calls it, past the end of the context, too. Nil: no reports.
 	Progress func(Progress)
 }
 

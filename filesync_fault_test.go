@@ -554,3 +554,39 @@ func stages(t *testing.T, dir string) []string {
 	}
 	return names
 }
+
+// The caller's function may wait for somebody who left with the context.
+func TestAProgressThatWaitsDoesNotKeepACanceledImport(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, Config{}, emulator.Options{})
+	l := r.acquired(t)
+	dir := t.TempDir()
+	fillFile(t, filepath.Join(dir, "big"), 16<<20)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var calls atomic.Int32
+	release, waited := make(chan struct{}), make(chan struct{})
+	returned := make(chan error)
+	go func() {
+		_, err := l.Importer().Dir(ctx, dir, "in", ImportOptions{Progress: func(Progress) {
+			calls.Add(1)
+			cancel()
+			<-release
+			close(waited)
+		}})
+		returned <- err
+	}()
+	select {
+	case err := <-returned:
+		wantError(t, err, KindCanceled)
+	case <-time.After(time.Minute):
+		t.Error("the import has not returned a minute after its context ended")
+		defer func() { <-returned }()
+	}
+	close(release)
+	<-waited
+	wantNoScratch(t, l)
+	if n := calls.Load(); n != 1 {
+		t.Errorf("%d reports, want none after the context ended", n)
+	}
+}

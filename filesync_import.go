@@ -57,7 +57,9 @@ type ImportOptions struct {
 	// slow transfer is not ended. 0 is [DefaultStallTimeout], negative is never.
 	StallTimeout time.Duration
 	// Progress is called from time to time, at most every 50 ms and from one goroutine at a time, and once more with
-	// Done at the end of a transfer that succeeded. When a transfer has to begin anew, the counts do, too. Nil: no reports.
+	// Done at the end of a transfer that succeeded. When a transfer has to begin anew, the counts do, too. It must return
+	// promptly: it holds up the transfer. A call that waits when the context ends may return after the import, and is the last;
+	// the one with Done is waited for. Nil: no reports.
 	Progress func(Progress)
 }
 

@@ -178,7 +178,7 @@ func (t *transfer) importOnce(ctx context.Context, plan importPlan, options Impo
 	}
 	m := &meter{report: options.Progress, state: Progress{TotalBytes: total.Bytes, TotalEntries: total.Entries}}
 	sums, err := t.upload(ctx, scratch, loads, m, watch)
-	m.close()
+	m.close(ctx)
 	var lost *daytona.Error
 	if err != nil {
 		broke := errors.As(err, &lost) && unanswered(lost) && ctx.Err() == nil
