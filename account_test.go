@@ -32,9 +32,9 @@ func tenants(t *testing.T, cfg Config) (home *rig, with func(key string) *rig) {
 // lostCreation is the envelope of a creation that was done and not answered, whose sandbox was not seen either.
 func (r *rig) lostCreation(t *testing.T) CleanupEnvelope {
 	t.Helper()
-	timeout, callTimeout := r.cfg.Timeout, r.cfg.CallTimeout
-	r.cfg.Timeout, r.cfg.CallTimeout = 1200*time.Millisecond, 300*time.Millisecond
-	defer func() { r.cfg.Timeout, r.cfg.CallTimeout = timeout, callTimeout }()
+	timeout := r.cfg.Timeout
+	r.cfg.Timeout = 5 * time.Second // most of it for the creation, of which nothing is to be seen until then
+	defer func() { r.cfg.Timeout = timeout }()
 	r.server.SetFaults(
 		emulator.Fault{Method: "POST", Path: "/api/sandbox", Action: emulator.DropAfter},
 		emulator.Fault{Method: "GET", Path: "/api/sandbox/*", Count: -1, Action: emulator.StatusBefore, Status: 503},

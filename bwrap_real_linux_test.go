@@ -279,7 +279,7 @@ func testBwrapTimeout(t *testing.T, r *rig, l *Lease, tr Transport) {
 			if strings.Contains(script, "up") {
 				cmd.Stdout = writerFunc(func(p []byte) (int, error) { cancel(); return len(p), nil })
 			} else {
-				cmd.Timeout = time.Second
+				cmd.Timeout = 5 * time.Second
 			}
 			got, err := l.Executor().Run(ctx, cmd)
 			if err == nil || !got.StopConfirmed || got.Dispatched != DispatchedYes || got.Stderr != nil {

@@ -112,7 +112,7 @@ func ExampleProvider_cleanup() {
 	ctx := context.Background()
 	plan := outage()
 	provider, err := leasehold.NewLocal(leasehold.LocalConfig{
-		Faults: plan, Config: leasehold.Config{Timeout: time.Second, CallTimeout: 200 * time.Millisecond},
+		Faults: plan, Config: leasehold.Config{Timeout: 2 * time.Second},
 	})
 	if err != nil {
 		log.Fatal(err)
@@ -159,7 +159,7 @@ func ExampleSweeper_Sweep() {
 	}
 	plan := outage()
 	provider, err := leasehold.NewLocal(leasehold.LocalConfig{
-		Faults: plan, Config: leasehold.Config{Store: store, Timeout: time.Second, CallTimeout: 200 * time.Millisecond},
+		Faults: plan, Config: leasehold.Config{Store: store, Timeout: 2 * time.Second},
 	})
 	if err != nil {
 		log.Fatal(err)

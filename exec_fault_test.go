@@ -77,7 +77,11 @@ func startRunning(t *testing.T, ctx context.Context, l *Lease, cmd Command) *run
 	select {
 	case <-run.begun:
 	case <-run.done:
-		t.Fatalf("Run() = %+v, %v before any output", run.result, run.err)
+		select {
+		case <-run.begun: // both have come
+		default:
+			t.Fatalf("Run() = %+v, %v before any output", run.result, run.err)
+		}
 	}
 	return run
 }
@@ -134,10 +138,18 @@ func TestE3FaultsOfTheObservationLoseNothing(t *testing.T) {
 			r, l := execRig(t, TransportSession)
 			c := newCounter(t)
 			r.server.SetFaults(faults...)
-			// The pauses make the exit fall behind the first snapshot and the socket.
-			script := "echo one; sleep 0.2; echo two >&2; printf 'three\nfour'; sleep 0.2; printf five >&2; " + c.script()
-			mustRun(t, l, Command{Script: script}, finished(3, "one\nthree\nfourran\n", "two\nfive"))
-			if len(faults) > 0 && faults[len(faults)-1].Path == logsPath {
+			// The exit falls behind the first snapshot, and the socket where that is to fail.
+			g := newGate(t)
+			script := "echo one; " + g.wait() + "echo two >&2; printf 'three\nfour'; sleep 0.2; printf five >&2; " + c.script()
+			var run sync.WaitGroup
+			run.Go(func() { mustRun(t, l, Command{Script: script}, finished(3, "one\nthree\nfourran\n", "two\nfive")) })
+			ofLogs := len(faults) > 0 && faults[len(faults)-1].Path == logsPath
+			if ofLogs {
+				eventually(t, "the log is read", func() bool { return r.server.Faults()[len(faults)-1].Hits > 0 })
+			}
+			g.open(t)
+			run.Wait()
+			if ofLogs {
 				r.wantHits(t)
 			}
 			c.want(t, 1)
@@ -163,7 +175,7 @@ func TestE3WithoutARecordedExitThereIsNone(t *testing.T) {
 	})
 	t.Run("shell killed by the command", func(t *testing.T) {
 		_, l := execRig(t, TransportSession)
-		run := startRunning(t, t.Context(), l, Command{Script: "kill -9 $PPID; sleep 60", Timeout: time.Second})
+		run := startRunning(t, t.Context(), l, Command{Script: "kill -9 $PPID; sleep 60", Timeout: 5 * time.Second})
 		run.wait(t, KindTimeout)
 		wantNoExit(t, run)
 		if !run.result.TimedOut || !run.result.StopConfirmed {
@@ -434,7 +446,7 @@ func TestE5AnUnconfirmedStopSaysSo(t *testing.T) {
 	t.Parallel()
 	r, l := execRig(t, TransportSession)
 	r.server.SetFaults(emulator.Fault{Method: "DELETE", Path: sessionPath, Action: emulator.StatusBefore, Status: 403})
-	got, _ := runFails(t, t.Context(), l, Command{Script: "sleep 63", Timeout: 300 * time.Millisecond}, KindTimeout, DispatchedYes)
+	got, _ := runFails(t, t.Context(), l, Command{Script: "sleep 63", Timeout: 5 * time.Second}, KindTimeout, DispatchedYes)
 	if !got.TimedOut || got.StopConfirmed {
 		t.Errorf("got %+v, want a timeout and no confirmed stop", got)
 	}
@@ -445,7 +457,7 @@ func TestE5ALostReplyOfTheStopIsNoFailure(t *testing.T) {
 	t.Parallel()
 	r, l := execRig(t, TransportSession)
 	r.server.SetFaults(emulator.Fault{Method: "DELETE", Path: sessionPath, Action: emulator.DropAfter})
-	got, _ := runFails(t, t.Context(), l, Command{Script: "sleep 64", Timeout: 300 * time.Millisecond}, KindTimeout, DispatchedYes)
+	got, _ := runFails(t, t.Context(), l, Command{Script: "sleep 64", Timeout: 5 * time.Second}, KindTimeout, DispatchedYes)
 	if !got.TimedOut || !got.StopConfirmed {
 		t.Errorf("got %+v, want a timeout and a confirmed stop", got)
 	}

@@ -111,7 +111,7 @@ func TestAnInputThatIsNotRead(t *testing.T) {
 		}
 	})
 	t.Run("time is over", func(t *testing.T) {
-		got, _ := runFails(t, t.Context(), l, Command{Script: "sleep 60", Stdin: endless, Timeout: 500 * time.Millisecond}, KindTimeout, DispatchedYes)
+		got, _ := runFails(t, t.Context(), l, Command{Script: "sleep 60", Stdin: endless, Timeout: 5 * time.Second}, KindTimeout, DispatchedYes)
 		if !got.StopConfirmed {
 			t.Errorf("got %+v, want a confirmed stop", got)
 		}

@@ -258,7 +258,7 @@ func TestTheInputOfALostDispatchCounts(t *testing.T) {
 		r, l := execRig(t, tr)
 		mustRun(t, l, Command{Args: []string{"true"}, Profiles: ProfilesNone}, finished(0, "", ""))
 		r.server.SetFaults(emulator.Fault{Path: dispatchPath(tr), Action: emulator.DropAfter})
-		cmd := Command{Script: "cat; sleep 64", Stdin: strings.NewReader("12345678"), Timeout: time.Second, Profiles: ProfilesNone}
+		cmd := Command{Script: "cat; sleep 64", Stdin: strings.NewReader("12345678"), Timeout: 5 * time.Second, Profiles: ProfilesNone}
 		got, _ := runFails(t, t.Context(), l, cmd, KindTimeout, DispatchedYes)
 		if got.StdinSize != 8 || !got.StopConfirmed {
 			t.Errorf("got %+v, want 8 bytes of input and a confirmed stop", got)

@@ -416,13 +416,23 @@ func TestE1WithoutAnyAnswerTheDispatchIsUnknown(t *testing.T) {
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		r, l := execRig(t, tr)
 		c := newCounter(t)
+		mustRun(t, l, Command{Args: []string{"true"}}, finished(0, "", ""))
 		r.server.SetFaults(
 			emulator.Fault{Path: dispatchPath(tr), Action: emulator.DropAfter, Count: -1},
 			emulator.Fault{Method: "GET", Path: "/toolbox/**", Action: emulator.StatusBefore, Status: 502, Count: -1},
 		)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		got, _ := runFails(t, ctx, l, Command{Script: c.script()}, KindTimeout, DispatchedUnknown)
+		var asking sync.WaitGroup
+		asking.Go(func() {
+			defer cancel()
+			eventually(t, "the dispatch is lost, and asking for it in vain", func() bool {
+				dispatches, looks := r.server.Faults()[0].Hits, r.server.Faults()[1].Hits
+				return dispatches > 0 && looks > 0 || tr == TransportJournal && dispatches > 1 // where both have one path
+			})
+		})
+		got, _ := runFails(t, ctx, l, Command{Script: c.script()}, KindCanceled, DispatchedUnknown)
+		asking.Wait()
 		// A session is deleted by another request, but what the command left in its group, if it began, is not known.
 		if got.Exited || got.ExitCode != -1 || got.StopConfirmed {
 			t.Errorf("got %+v, want neither exit nor stop confirmed", got)

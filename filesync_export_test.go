@@ -514,13 +514,13 @@ func TestF3ExportThatStalls(t *testing.T) {
 	}
 	t.Run("slow", func(t *testing.T) {
 		t.Parallel()
-		// A tar that takes four times as long as may pass without progress.
-		slow := shim("tar", `[ "$1" = --version ] && exec REAL --version; REAL "$@" | { i=0; while [ $i -lt 10 ]; do dd bs=10240 count=8 iflag=fullblock 2>/dev/null; sleep 0.4; i=$((i+1)); done; cat; }`)
+		// A tar that takes longer than may pass without progress.
+		slow := shim("tar", `[ "$1" = --version ] && exec REAL --version; REAL "$@" | { i=0; while [ $i -lt 11 ]; do dd bs=10240 count=8 iflag=fullblock 2>/dev/null; sleep 1; i=$((i+1)); done; cat; }`)
 		r := newRig(t, Config{}, emulator.Options{Shell: shellWith(t, slow)})
 		l := r.acquired(t)
 		noise(t, l.Ref().Workspace+"/t/f", 1<<20)
 		dest := filepath.Join(t.TempDir(), "dest")
-		if _, err := l.Exporter().Dir(t.Context(), "t", dest, ExportOptions{StallTimeout: 2 * time.Second}); err != nil {
+		if _, err := l.Exporter().Dir(t.Context(), "t", dest, ExportOptions{StallTimeout: 10 * time.Second}); err != nil {
 			t.Fatal(err)
 		}
 		sameFile(t, l.Ref().Workspace+"/t/f", dest+"/f")

@@ -323,7 +323,7 @@ func TestCommandsAfterAnImport(t *testing.T) {
 		exit int
 	}{
 		"exit code": {Command{Script: "echo out; exit 7"}, KindRefused, 7},
-		"too long":  {Command{Script: "sleep 60", Timeout: 200 * time.Millisecond}, KindTimeout, -1},
+		"too long":  {Command{Script: "sleep 60", Timeout: 5 * time.Second}, KindTimeout, -1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := ImportOptions{After: []Command{{Script: ":"}, tc.cmd, {Script: "touch never"}}}

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -128,6 +129,16 @@ func TestAnotherProcessGoesOn(t *testing.T) {
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(q *http.Request) (*http.Response, error) { return f(q) }
+
+// countedWire is a transport, and how many requests were sent on it. In the server's log, one that was given up may come later.
+func countedWire(t *testing.T) (http.RoundTripper, *atomic.Int64) {
+	wire, sent := &http.Transport{}, new(atomic.Int64)
+	t.Cleanup(wire.CloseIdleConnections)
+	return roundTripper(func(q *http.Request) (*http.Response, error) {
+		sent.Add(1)
+		return wire.RoundTrip(q)
+	}), sent
+}
 
 // TestHostileTransports: whatever a caller's transport returns is an error, or waited for no longer than the budget.
 func TestHostileTransports(t *testing.T) {

@@ -132,17 +132,18 @@ func TestL5Resume(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			t.Parallel()
-			r := newRig(t, Config{Reuse: true, Timeout: 1500 * time.Millisecond, AutoStopMinutes: new(0)}, emulator.Options{})
-			r.cfg.Timeout = time.Minute // the acquisition is not the subject, and the machine may be busy
+			r := newRig(t, Config{Reuse: true, Timeout: time.Minute, AutoStopMinutes: new(0)}, emulator.Options{})
 			ref := r.acquired(t).Ref()
-			switch tt.kind {
-			case KindTimeout:
-				r.cfg.Timeout = 400 * time.Millisecond
-			case KindUnavailable:
-				r.cfg.CallTimeout = 200 * time.Millisecond
-			}
 			before := workspaceFiles(t, ref)
 			tt.arrange(t, r, ref)
+			switch {
+			case tt.kind == KindTimeout && len(r.server.Faults()) > 0: // which must be reached
+				r.cfg.Timeout = 5 * time.Second
+			case tt.kind == KindTimeout:
+				r.cfg.Timeout = 400 * time.Millisecond
+			case tt.kind == KindUnavailable: // after a first answer
+				r.cfg.CallTimeout = 2 * time.Second
+			}
 			changed := workspaceFiles(t, ref)
 			r.server.ResetRequests()
 			l, err := r.Resume(t.Context(), ref)
@@ -360,30 +361,30 @@ func TestResumeAndReleaseAtOnce(t *testing.T) {
 
 // TestOneCallersCancellationLeavesTheOthersResume.
 func TestOneCallersCancellationLeavesTheOthersResume(t *testing.T) {
-	r := newRig(t, Config{Reuse: true}, emulator.Options{})
-	ref := r.acquired(t).Ref()
-	if _, err := r.Release(t.Context(), ref, ReleaseOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	r.server.SetFaults(emulator.Fault{Method: "POST", Path: "/api/sandbox/*/start", Action: emulator.DelayRequest, Delay: 200 * time.Millisecond})
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	wg.Go(func() {
-		_, err := r.Resume(ctx, ref)
-		if e := wantError(t, err, KindCanceled); e.Dispatched != DispatchedUnknown || e.Sandbox != ref.Sandbox {
-			t.Errorf("error = %+v, want one that leaves open what was sent about %s", e, ref.Sandbox)
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{Reuse: true})
+		ref := w.acquired(t).Ref()
+		if _, err := w.Release(t.Context(), ref, ReleaseOptions{}); err != nil {
+			t.Fatal(err)
 		}
+		w.server.SetFaults(emulator.Fault{Method: "POST", Path: "/api/sandbox/*/start", Action: emulator.DelayRequest, Delay: 3 * time.Second})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer time.AfterFunc(2*time.Second, cancel).Stop() // when both wait for that
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			_, err := w.Resume(ctx, ref)
+			if e := wantError(t, err, KindCanceled); e.Dispatched != DispatchedUnknown || e.Sandbox != ref.Sandbox {
+				t.Errorf("error = %+v, want one that leaves open what was sent about %s", e, ref.Sandbox)
+			}
+		})
+		wg.Go(func() {
+			if _, err := w.Resume(t.Context(), ref); err != nil {
+				t.Errorf("Resume() = %v", err)
+			}
+		})
+		wg.Wait()
+		w.wantHits(t)
 	})
-	wg.Go(func() {
-		if _, err := r.Resume(t.Context(), ref); err != nil {
-			t.Errorf("Resume() = %v", err)
-		}
-	})
-	for r.count()["POST /api/sandbox/*/start"] == 0 {
-		runtime.Gosched()
-	}
-	cancel()
-	wg.Wait()
 }
 
 // TestStopThatNeverEnds: no receipt, the sandbox is kept, and the error says that the change was asked for.
@@ -438,22 +439,20 @@ func TestStopThatNeverEnds(t *testing.T) {
 
 // TestReleaseCancelled: the caller leaves at once, and the sandbox is still given back.
 func TestReleaseCancelled(t *testing.T) {
-	r := newRig(t, Config{}, emulator.Options{})
-	ref := r.acquired(t).Ref()
-	r.server.SetFaults(emulator.Fault{Method: "DELETE", Path: "/api/sandbox/*", Action: emulator.DelayRequest, Delay: 200 * time.Millisecond})
-	ctx, cancel := context.WithCancel(t.Context())
-	go func() {
-		for r.count()["DELETE /api/sandbox/*"] == 0 {
-			runtime.Gosched()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t, Config{})
+		ref := w.acquired(t).Ref()
+		w.server.SetFaults(emulator.Fault{Method: "DELETE", Path: "/api/sandbox/*", Action: emulator.DelayRequest, Delay: 3 * time.Second})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer time.AfterFunc(2*time.Second, cancel).Stop() // while that is delayed
+		_, err := w.Release(ctx, ref, ReleaseOptions{})
+		if e := wantError(t, err, KindCanceled); e.Dispatched != DispatchedUnknown || e.Sandbox != ref.Sandbox {
+			t.Errorf("error = %+v, want one that leaves open what was sent about %s", e, ref.Sandbox)
 		}
-		cancel()
-	}()
-	_, err := r.Release(ctx, ref, ReleaseOptions{})
-	if e := wantError(t, err, KindCanceled); e.Dispatched != DispatchedUnknown || e.Sandbox != ref.Sandbox {
-		t.Errorf("error = %+v, want one that leaves open what was sent about %s", e, ref.Sandbox)
-	}
-	r.tasks.Wait()
-	r.wantSandboxes(t, 0)
+		w.wantHits(t)
+		w.tasks.Wait()
+		w.wantSandboxes(t, 0)
+	})
 }
 
 // TestDestroyTakesPartInNobodysRace: deletions that meet a pending change, or whose reply is lost, end all the same.

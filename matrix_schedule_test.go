@@ -258,9 +258,16 @@ func (p plot) run(t *testing.T) (problems []string) {
 		o.wrong("L2: records are left: %+v", left)
 	}
 	for _, ref := range append(leases, refs...) { // what was to be kept is on no list
-		if receipt, err := last.Destroy(t.Context(), ref); err != nil || receipt.State != ReceiptDestroyed {
-			o.wrong("Destroy() in the end = %+v, %v", receipt, err)
-		}
+		o.within("Destroy() in the end", func() bool {
+			receipt, err := last.Destroy(t.Context(), ref)
+			if errors.Is(err, ErrTimeout) || errors.Is(err, ErrUncertain) { // a busy machine
+				return false
+			}
+			if err != nil || receipt.State != ReceiptDestroyed {
+				o.wrong("Destroy() in the end = %+v, %v", receipt, err)
+			}
+			return true
+		})
 	}
 	o.judgeStarts()
 	o.judgeWorld()

@@ -452,7 +452,10 @@ func TestS1NothingLeftBehindHoldsASecret(t *testing.T) {
 		}
 	}
 	for place, want := range least {
-		if got := len(w.evidence[place]); got < want {
+		w.mu.Lock()
+		got := len(w.evidence[place])
+		w.mu.Unlock()
+		if got < want {
 			t.Errorf("%d texts of the kind %q, want %d: the test proves little", got, place, want)
 		}
 	}
