@@ -1,16 +1,20 @@
 package leasehold
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"flag"
+	"io"
 	"maps"
+	"net/http"
 	"os"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -158,6 +162,46 @@ func (r *rig) wantNothingDone(t *testing.T) {
 		if !strings.HasPrefix(line, "GET ") {
 			t.Errorf("a foreign sandbox was touched: %s", line)
 		}
+	}
+}
+
+// holdup keeps requests from the server, as its middleware, from hold on until open.
+type holdup struct {
+	kind           atomic.Pointer[string]
+	opened         chan struct{}
+	passed, gaveUp atomic.Int32
+}
+
+func newHoldup() *holdup { return &holdup{opened: make(chan struct{})} }
+
+func (h *holdup) wrap(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		if kind := h.kind.Load(); kind != nil && route(q.Method, q.URL.EscapedPath()) == *kind {
+			body, _ := io.ReadAll(q.Body) // before that, it is not noticed that the client leaves
+			q.Body = io.NopCloser(bytes.NewReader(body))
+			select {
+			case <-h.opened:
+				h.passed.Add(1)
+			case <-q.Context().Done():
+				h.gaveUp.Add(1)
+			case <-time.After(time.Minute):
+				h.gaveUp.Add(1)
+			}
+		}
+		next.ServeHTTP(w, q)
+	})
+}
+
+// hold begins to hold requests of this kind, such as "DELETE /api/sandbox/*".
+func (h *holdup) hold(kind string) { h.kind.Store(&kind) }
+
+func (h *holdup) open() { close(h.opened) }
+
+// wantPatience fails the test unless requests were held, and let pass in the end.
+func (h *holdup) wantPatience(t *testing.T) {
+	t.Helper()
+	if passed, gaveUp := h.passed.Load(), h.gaveUp.Load(); passed == 0 || gaveUp > 0 {
+		t.Errorf("%d requests passed when they were let, and %d had been given up by then", passed, gaveUp)
 	}
 }
 
