@@ -296,7 +296,7 @@ var commandTests = map[string]func(t *testing.T, c commands){
 	// Time.
 	"timeout": func(t *testing.T, c commands) {
 		cmd := script("echo begun; sleep 61 & wait; sleep 62")
-		cmd.Timeout = 700 * time.Millisecond
+		cmd.Timeout = 5 * time.Second
 		got, _ := c.fails(t, cmd, leasehold.ErrTimeout)
 		if !got.TimedOut || !got.StopConfirmed || got.Complete && !got.Exited {
 			t.Errorf("got %+v, want a timeout and a confirmed stop", got)
