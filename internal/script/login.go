@@ -150,8 +150,10 @@ func (l Login) Text() string {
 	b.WriteString("_leasehold_main() {\nset +eux\ntrap - EXIT" + endings + "\nexec <&6 >&7 2>&8 6<&- 7>&- 8>&-\n" + keepPath)
 	b.WriteString(command)
 	b.WriteString("}\n_leasehold_arm() { for _leasehold_n in" + endings + "; do trap \"trap - EXIT; exit $((128+_leasehold_n))\" \"$_leasehold_n\"; done; }\n")
-	b.WriteString("trap _leasehold_main EXIT\n")
-	source := func(file string) string { return "if [ -r " + file + " ]; then _leasehold_arm; . " + file + closed }
+	b.WriteString("_leasehold_arm\ntrap _leasehold_main EXIT\n")
+	source := func(file string) string {
+		return "if [ -r " + file + " ]; then . " + file + closed + "; _leasehold_arm"
+	}
 	b.WriteString(source("/etc/profile") + "; fi\n")
 	b.WriteString(source(`"${HOME:-}/.profile"`) + "; fi\n")
 	b.WriteString(source(`"${HOME:-}/.bash_profile"`) + "\nel" + source(`"${HOME:-}/.bashrc"`) + "; fi\n")
@@ -162,7 +164,7 @@ func (l Login) Text() string {
 
 // endings are signals by which others end a command: HUP, INT, QUIT, ABRT, ALRM and TERM, and on Linux USR1 and USR2. Bash
 // runs the EXIT trap when one of them ends it, and so a stop while profiles are read would begin the command. They are
-// trapped anew before each profile, which may have traps of its own. Numbers, because exit statuses are made of them.
+// trapped before the EXIT trap is there, and anew after each profile, which may have traps of its own. Numbers, because exit statuses are made of them.
 const endings = " 1 2 3 6 10 12 14 15"
 
 // keepPath appends to PATH what the profiles dropped from it. Debian's /etc/profile sets PATH anew, and with it goes what

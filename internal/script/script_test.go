@@ -364,6 +364,37 @@ case $PATH in *:/bin:*:/bin*) echo twice ;; esac`},
 	}
 }
 
+// TestE5ASignalBeginsNothing ends bash before each of its steps to a command.
+func TestE5ASignalBeginsNothing(t *testing.T) {
+	t.Parallel()
+	if _, err := exec.LookPath("bash"); err != nil {
+		missing(t, "bash")
+	}
+	home := t.TempDir()
+	struck, steps := filepath.Join(home, "struck"), filepath.Join(home, "steps")
+	strike := `set -T; trap 'if [ $((n += 1)) = "$STEP" ]; then : >struck; kill -TERM $$; fi' DEBUG`
+	for file, text := range map[string]string{steps: strike, filepath.Join(home, ".profile"): "A=1"} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for step := 1; ; step++ {
+		_ = os.Remove(struck)
+		cmd := shell(t, []string{"bash"}, home, "-c", script.Login{Args: []string{"echo", "ran"}}.Text())
+		cmd.Env = append(cmd.Env, "BASH_ENV="+steps, fmt.Sprint("STEP=", step))
+		got := run(t, cmd)
+		if _, err := os.Stat(struck); err != nil {
+			if step < 10 || got.Stdout != "ran\n" {
+				t.Errorf("nothing struck at step %d: %+v", step, got)
+			}
+			return
+		}
+		if got.Stdout != "" || got.Exit != 143 && got.Exit != -1 {
+			t.Errorf("step %d: %+v, want that nothing ran", step, got)
+		}
+	}
+}
+
 // session runs several dispatches in one shell, as the daemon does: each is a file that the shell sources.
 func session(t *testing.T, argv []string, dispatches ...string) outcome {
 	t.Helper()
