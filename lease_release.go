@@ -32,7 +32,8 @@ func receiptTime() time.Time { return time.Now().UTC().Round(0) }
 type ReleaseOptions struct {
 	// Retain stops the sandbox even if it is not reusable, after having switched off its automatic deletion and read
 	// that back: it stays until it is resumed or destroyed, or its lifetime ends. With Config.Store it fails with
-	// [ErrStore], and stops nothing, if the store cannot be told that a sandbox that was to be deleted is to be kept.
+	// [ErrStore], and leaves the sandbox running, if the store cannot be told that a sandbox that was to be deleted is to be
+	// kept.
 	Retain bool
 	// Archive moves the stopped sandbox to cold storage, where it does not count against the storage quota. The
 	// receipt says stopped: it does not wait for the move to end.

@@ -40,14 +40,18 @@ type Provider interface {
 	// store it before. After an error call it again: with Config.Store a [Sweeper] does so too, but only once the release is
 	// recorded, which no error tells.
 	//
+	// The [Lease] is closed, and its commands, terminals and transfers are ended, before the sandbox is stopped or deleted: an
+	// error, too, may leave it closed, with the sandbox running. To go on with the sandbox after all, Resume ref and use what
+	// that returns. Bind does as well, unless the release was recorded.
+	//
 	// It fails with [ErrInvalid] or [ErrNotOwned] without having done anything, and with [ErrConflict] if the sandbox is set to
 	// be deleted when it stops, so that it can be retained or destroyed, or another process is giving it back; with [ErrBroken] if the sandbox cannot be stopped any
 	// more; with [ErrUncertain] if what was to be proved could not be; with [ErrStore] as ReleaseOptions says, and
 	// [ErrFenced]; with [ErrTimeout], [ErrCanceled], [ErrUnavailable], [ErrRateLimited], [ErrAuth] and [ErrRefused], and
 	// [ErrClosed] of the provider. A sandbox that is gone is no error.
 	Release(ctx context.Context, ref LeaseRef, options ReleaseOptions) (Receipt, error)
-	// Destroy deletes the lease's sandbox, whatever its state, and returns when a fresh read shows that it is gone. It fails
-	// as Release does, but for [ErrBroken].
+	// Destroy deletes the lease's sandbox, whatever its state, and returns when a fresh read shows that it is gone. It closes the
+	// [Lease], and fails, as Release does, but for [ErrBroken].
 	Destroy(ctx context.Context, ref LeaseRef) (Receipt, error)
 	// Probe proves that leases can be had: it acquires one, and destroys it. It reports where it failed, and fails as these two
 	// do, with Error.Cleanup as of Acquire if a sandbox is perhaps left.
