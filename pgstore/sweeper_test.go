@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/leasehold-go/leasehold"
 	"github.com/leasehold-go/leasehold/internal/emulator"
@@ -21,10 +20,10 @@ func TestTwoSweepersShareTheList(t *testing.T) {
 	server := must(emulator.Start(emulator.Options{}))(t)
 	t.Cleanup(func() { check(t, server.Close()) })
 	options := newStore(t).options
-	host := func(db *sql.DB, claimTime time.Duration) leasehold.Provider {
+	host := func(db *sql.DB) leasehold.Provider {
 		p := must(leasehold.New(leasehold.Config{
 			APIKey: server.APIKey(), APIURL: server.URL(), Transport: server.Transport(),
-			Store: must(New(db, options))(t), ClaimTime: claimTime,
+			Store: must(New(db, options))(t),
 		}))(t)
 		t.Cleanup(func() {
 			ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), patience)
@@ -37,12 +36,16 @@ func TestTwoSweepersShareTheList(t *testing.T) {
 		l := must(p.Acquire(t.Context(), leasehold.AcquireRequest{Scope: leasehold.Scope{Tenant: "acme", Environment: "test", Run: "1"}}))(t)
 		return l.Ref().Sandbox
 	}
-	living := acquire(host(open(t), time.Hour))
 	for range orphans {
 		db := open(t)
-		acquire(host(db, time.Second))
+		acquire(host(db))
 		check(t, db.Close())
 	}
+	reader := must(New(open(t), options))(t)
+	for _, e := range must(reader.List(t.Context(), "", 100))(t) {
+		check(t, reader.Renew(t.Context(), e.Owner, 0)) // its time passes
+	}
+	living := acquire(host(open(t)))
 	server.ResetRequests()
 
 	var total leasehold.SweepReport
@@ -60,9 +63,8 @@ func TestTwoSweepersShareTheList(t *testing.T) {
 	}
 	var all []*leasehold.Sweeper
 	for range sweepers {
-		all = append(all, must(leasehold.NewSweeper(host(open(t), time.Minute), leasehold.SweeperOptions{}))(t))
+		all = append(all, must(leasehold.NewSweeper(host(open(t)), leasehold.SweeperOptions{}))(t))
 	}
-	reader := must(New(open(t), options))(t)
 	eventually(t, "the end of the orphans", func() bool {
 		var wg sync.WaitGroup
 		for _, s := range all {

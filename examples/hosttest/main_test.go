@@ -13,6 +13,7 @@ import (
 const execute = "/toolbox/*/process/execute"
 
 func TestTheHostSurvives(t *testing.T) {
+	t.Parallel()
 	tests := map[string]struct {
 		fault     leasehold.Fault
 		creations int // that the backend saw
@@ -56,7 +57,7 @@ func TestTheHostSurvives(t *testing.T) {
 func TestTheHostKeepsWhatCannotBeAccountedFor(t *testing.T) {
 	t.Parallel()
 	plan := leasehold.NewFaultPlan(1, leasehold.Fault{Method: "POST", Path: "/api/sandbox", Count: -1, Action: leasehold.FaultDropBefore})
-	h := newHost(t, plan, leasehold.Config{Timeout: 2 * time.Second, CallTimeout: 500 * time.Millisecond})
+	h := newHost(t, plan, leasehold.Config{Timeout: 5 * time.Second, CallTimeout: 2 * time.Second})
 	var kept []leasehold.CleanupEnvelope
 	h.keep = func(e leasehold.CleanupEnvelope) { kept = append(kept, e) }
 

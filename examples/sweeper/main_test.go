@@ -98,9 +98,14 @@ func serve(t *testing.T, state string, log slog.Handler) (address string, end fu
 // leaveALease is a host that dies with a lease in use.
 func leaveALease(t *testing.T, state string) {
 	t.Helper()
-	host, _ := open(t, state)
+	host, store := open(t, state)
 	acquire(t, host)
-	if err := host.Close(t.Context()); err != nil {
+	err := host.Close(t.Context())
+	entries, listed := store.List(t.Context(), "", 2)
+	if err := errors.Join(err, listed); err != nil || len(entries) != 1 {
+		t.Fatalf("the list: %+v, %v, want the lease", entries, err)
+	}
+	if err := store.Renew(t.Context(), entries[0].Owner, 0); err != nil { // its time passes
 		t.Fatal(err)
 	}
 }
@@ -112,7 +117,7 @@ func open(t *testing.T, state string) (leasehold.Provider, leasehold.Store) {
 		t.Fatal(err)
 	}
 	host, err := leasehold.NewLocal(leasehold.LocalConfig{
-		Dir: filepath.Join(state, "sandboxes"), Config: leasehold.Config{Store: store, ClaimTime: time.Second},
+		Dir: filepath.Join(state, "sandboxes"), Config: leasehold.Config{Store: store},
 	})
 	if err != nil {
 		t.Fatal(err)

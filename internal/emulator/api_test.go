@@ -244,18 +244,19 @@ func TestAnotherOrganizationSeesNothing(t *testing.T) {
 }
 
 func TestRatesAreLimitedPerClass(t *testing.T) {
-	s := serve(t, emulator.Options{Limits: emulator.Limits{CreateRate: 2, LifecycleRate: 1}})
-	id := s.create(`{}`).ID()
-	s.create(`{}`)
-	r := s.must(http.StatusTooManyRequests, "POST", "/api/sandbox", `{}`)
-	for name, want := range map[string]string{"Retry-After": "60", "X-RateLimit-Limit-sandbox-create": "2", "X-RateLimit-Remaining-sandbox-create": "0"} {
-		if got := r.header.Get(name); got != want {
-			t.Errorf("%s: got %q, want %q", name, got, want)
+	bubble(t, emulator.Options{Limits: emulator.Limits{CreateRate: 2, LifecycleRate: 1}}, func(t *testing.T, s *server) {
+		id := s.create(`{}`).ID()
+		s.create(`{}`)
+		r := s.must(http.StatusTooManyRequests, "POST", "/api/sandbox", `{}`)
+		for name, want := range map[string]string{"Retry-After": "60", "X-RateLimit-Limit-sandbox-create": "2", "X-RateLimit-Remaining-sandbox-create": "0"} {
+			if got := r.header.Get(name); got != want {
+				t.Errorf("%s: got %q, want %q", name, got, want)
+			}
 		}
-	}
-	s.must(http.StatusOK, "GET", "/api/sandbox/"+id, "")
-	s.must(http.StatusOK, "POST", "/api/sandbox/"+id+"/stop", "")
-	s.must(http.StatusTooManyRequests, "DELETE", "/api/sandbox/"+id, "")
+		s.must(http.StatusOK, "GET", "/api/sandbox/"+id, "")
+		s.must(http.StatusOK, "POST", "/api/sandbox/"+id+"/stop", "")
+		s.must(http.StatusTooManyRequests, "DELETE", "/api/sandbox/"+id, "")
+	})
 }
 
 func TestLabelsAreReplaced(t *testing.T) {

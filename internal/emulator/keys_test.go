@@ -47,7 +47,7 @@ func TestSuspendedOrganization(t *testing.T) {
 	s.must(http.StatusForbidden, "POST", "/api/sandbox", "")
 	s.must(http.StatusOK, "GET", box, "")
 	s.must(http.StatusOK, "POST", box+"/stop", "")
-	s.Sandbox(id).Settle(5 * time.Second)
+	s.Sandbox(id).Settle(time.Minute)
 	s.must(http.StatusForbidden, "POST", box+"/start", "")
 	s.Sandbox(id).Force(emulator.StateError, "timeout while starting", true)
 	s.must(http.StatusForbidden, "POST", box+"/recover", "")

@@ -294,10 +294,11 @@ func TestWatcherStartsWithTheFirstProcess(t *testing.T) {
 	}
 	start()
 	start()
-	until(t, "one watcher runs", func() bool { return len(commandLines(t, s.mark)) == 1 })
+	var found []string
+	until(t, "one watcher runs", func() bool { found = commandLines(t, s.mark); return len(found) == 1 })
 
 	// Somebody killed it: the next process has a new one.
-	watcher, err := strconv.Atoi(strings.Split(commandLines(t, s.mark)[0], "/")[2])
+	watcher, err := strconv.Atoi(strings.Split(found[0], "/")[2])
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -426,9 +426,11 @@ func TestExitCodeComesWhenTheStreamsHaveNoHolder(t *testing.T) {
 }
 
 func TestExitCodeWindow(t *testing.T) {
+	t.Parallel()
 	const message = `failed to convert exit code to int: strconv.Atoi: parsing "": invalid syntax`
 	t.Run("open", func(t *testing.T) {
-		w := serve(t, swift, func(o *Options) { o.Quirks.ExitCodeWindow = time.Second })
+		t.Parallel()
+		w := serve(t, swift, func(o *Options) { o.Quirks.ExitCodeWindow = 5 * time.Second })
 		w.createSession("s")
 		id := w.start("s", "return 5")
 		var r reply
