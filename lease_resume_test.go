@@ -255,9 +255,7 @@ func TestL3ForeignSandboxIsNotTouched(t *testing.T) {
 			}
 			labels := r.server.Sandbox(ref.Sandbox).Labels()
 			labels[label] = "changed"
-			if err := r.client.SetLabels(t.Context(), ref.Sandbox, labels); err != nil {
-				t.Fatal(err)
-			}
+			r.server.Sandbox(ref.Sandbox).SetLabels(labels)
 			r.server.ResetRequests()
 			_, err := r.Resume(t.Context(), ref)
 			wantError(t, err, KindNotOwned)

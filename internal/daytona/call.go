@@ -22,7 +22,6 @@ const (
 	OpRecover         = "recover"
 	OpDelete          = "delete"
 	OpSetAutoDelete   = "set_auto_delete"
-	OpSetLabels       = "set_labels"
 	OpPreviewURL      = "preview_url"
 	OpSignPreview     = "preview_sign"
 	OpExpirePreview   = "preview_expire"
@@ -35,27 +34,17 @@ const (
 	OpDeleteSnapshot  = "snapshot_delete"
 	OpBuildLogURL     = "snapshot_log_url"
 	OpBuildLog        = "snapshot_log"
-	OpTouch           = "touch"
-	OpWorkDir         = "work_dir"
-	OpHomeDir         = "home_dir"
-	OpVersion         = "version"
 	OpExecute         = "execute"
 	OpCreateSession   = "session_create"
 	OpDeleteSession   = "session_delete"
 	OpSessionCommands = "session_commands"
 	OpStartCommand    = "command_start"
 	OpCommand         = "command_status"
-	OpSendInput       = "command_input"
 	OpLogs            = "command_logs"
 	OpFollow          = "command_follow"
 	OpUpload          = "file_upload"
 	OpDownload        = "file_download"
 	OpReadFile        = "file_read"
-	OpStat            = "file_stat"
-	OpMakeDir         = "file_mkdir"
-	OpMove            = "file_move"
-	OpRemove          = "file_remove"
-	OpChmod           = "file_chmod"
 	OpCreatePTY       = "pty_create"
 	OpConnectPTY      = "pty_connect"
 	OpDescribePTY     = "pty_describe"
@@ -66,7 +55,7 @@ const (
 // onControlPlane reports whether op is answered by the API rather than by a sandbox's daemon.
 func onControlPlane(op string) bool {
 	switch op {
-	case OpCreate, OpGet, OpList, OpStart, OpStop, OpArchive, OpRecover, OpDelete, OpSetAutoDelete, OpSetLabels, OpPreviewURL, OpTouch,
+	case OpCreate, OpGet, OpList, OpStart, OpStop, OpArchive, OpRecover, OpDelete, OpSetAutoDelete, OpPreviewURL,
 		OpSignPreview, OpExpirePreview, OpCreateSSH, OpRevokeSSH, OpCreateSnapshot, OpCapture, OpGetSnapshot, OpDeleteSnapshot, OpBuildLogURL:
 		return true
 	}

@@ -60,7 +60,7 @@ func New(config Config) (*Client, error) {
 	}
 	c.bare = carrier
 	c.config.APIKey = "" // the transport has it, where no print of a value that holds a client reaches
-	c.http = &http.Client{Transport: &transport{base: carrier, apiKey: config.APIKey, track: config.Track}, CheckRedirect: sameOrigin}
+	c.http = &http.Client{Transport: &transport{base: carrier, apiKey: config.APIKey, track: config.Track}, CheckRedirect: noRedirect}
 
 	cfg := api.NewConfiguration()
 	cfg.Servers = api.ServerConfigurations{{URL: base.String()}}

@@ -13,7 +13,7 @@
 //
 //	call                       | carried by       | why
 //	---------------------------+------------------+------------------------------------------------------------------
-//	Create, List,              | generated client | the SDK hides labels, error reason and expiry, polls inside Create,
+//	Create,                    | generated client | the SDK hides labels, error reason and expiry, polls inside Create,
 //	CredentialOrganization     |                  | loses the id when that fails, and cannot take an http.Client. The
 //	                           |                  | reply is decoded here: the model demands 14 fields, and replaces
 //	                           |                  | unknown states by a number
@@ -24,9 +24,8 @@
 //	Archive                    | generated client | the SDK reads the sandbox once more, and fails if that does
 //	Delete, SetAutoDelete      | generated client | the SDK's client alone: its calls are one request, too, and keep the
 //	                           |                  | server's message
-//	SetLabels, PreviewURL,     | generated client | the SDK loses the server's message, reads again after SetLabels, and
-//	Touch                      |                  | has no Touch
-//	SignPreview, ExpirePreview | generated client | the SDK loses the server's message and takes any answer
+//	PreviewURL, SignPreview,   | generated client | the SDK loses the server's message and takes any answer
+//	ExpirePreview              |                  |
 //	Preview, DialSocket        | plain HTTP,      | the SDK sends nothing through a preview. They go out without the
 //	                           | websocket        | API's credential
 //	CreateSSH, RevokeSSH       | generated client | the SDK has neither
@@ -38,15 +37,10 @@
 //	DeleteSnapshot             |                  | its model demands 14 fields, too
 //	BuildLogURL                | generated client | the SDK uses the deprecated call that it replaces
 //	BuildLog                   | plain HTTP       | the SDK's reader is not exported, and cut off by the 60 s of its client
-//	WorkDir, HomeDir, Version  | generated client | the SDK has the first two, at a Sandbox of its own client; no Version
 //	CreateSession,             | SDK              | right as they are
 //	DeleteSession              |                  |
 //	StartCommand, Command      | generated client | the SDK panics on a successful answer that is empty
-//	SessionCommands, SendInput | generated client | the SDK turns the session into an untyped map, and has no SendInput
-//	MakeDir, Move, Remove,     | SDK              | right as they are
-//	Chmod                      |                  |
-//	Stat                       | plain HTTP       | the model keeps the size in 32 bits: every file of 2 GiB fails; the
-//	                           |                  | SDK parses the wrong time field
+//	SessionCommands            | generated client | the SDK turns the session into an untyped map
 //	Execute                    | plain HTTP       | the SDK cuts the timeout to whole seconds and reports a missing exit
 //	                           |                  | code as 0; the model decodes each reply three times
 //	Logs                       | plain HTTP       | with the SDK's version header the daemon answers JSON, which damages
@@ -65,5 +59,6 @@
 //	                           |                  | takes an empty close reason for exit code 0
 //
 // Versions: sdk-go and api-client-go v0.170.0; toolbox-api-client-go v0.190.0, whose models accept fields they do not
-// know. The protocol facts in this package were measured against daemon and API v0.190.0.
+// know. No call above depends on that, since answers are decoded here, or not looked at. The protocol facts in this
+// package were measured against daemon and API v0.190.0.
 package daytona

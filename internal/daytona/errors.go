@@ -175,7 +175,7 @@ func (e *Error) RateLimited() bool { return e.Status == http.StatusTooManyReques
 // Pending reports that another state change of the sandbox runs: read it again, and repeat later.
 func (e *Error) Pending() bool {
 	switch e.Op {
-	case OpStart, OpStop, OpArchive, OpRecover, OpDelete, OpSetAutoDelete, OpSetLabels:
+	case OpStart, OpStop, OpArchive, OpRecover, OpDelete, OpSetAutoDelete:
 		return e.Status == http.StatusConflict
 	}
 	return e.says(wordPending)

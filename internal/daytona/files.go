@@ -6,94 +6,13 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"io/fs"
 	"mime"
 	"mime/multipart"
 	"net/http"
 	"net/url"
 	"strconv"
-	"strings"
-	"time"
 	"unicode/utf8"
-
-	"github.com/daytonaio/daytona/libs/sdk-go/pkg/options"
 )
-
-// Stat reads a file's or directory's metadata, following links (GET /files/info). What is missing is a 404 with an
-// empty body, for which [Error.NotFound] is false, since a proxy may have answered: [Toolbox.ReadFile] proves absence.
-func (t *Toolbox) Stat(ctx context.Context, path string) (FileInfo, error) {
-	var reply struct {
-		Name        string `json:"name"`
-		Size        int64  `json:"size"`
-		Permissions string `json:"permissions"`
-		ModTime     string `json:"modTime"`
-		ModifiedAt  string `json:"modifiedAt"`
-		IsDir       bool   `json:"isDir"`
-		Owner       string `json:"owner"`
-		Group       string `json:"group"`
-	}
-	err := t.do(ctx, OpStat, func(ctx context.Context) error {
-		resp, err := t.send(ctx, http.MethodGet, t.url(url.Values{"path": {path}}, "files", "info"), nil, nil)
-		if err != nil {
-			return err
-		}
-		if err := readJSON(resp, &reply); err != nil {
-			return err
-		}
-		if reply.Name == "" || reply.Size < 0 {
-			return errReply
-		}
-		return nil
-	})
-	if err != nil {
-		return FileInfo{}, err
-	}
-	info := FileInfo{Name: reply.Name, Size: reply.Size, Mode: reply.Permissions, IsDir: reply.IsDir, Owner: reply.Owner, Group: reply.Group}
-	if info.ModTime = instant(reply.ModifiedAt); info.ModTime.IsZero() {
-		info.ModTime = goTime(reply.ModTime)
-	}
-	return info, nil
-}
-
-// goTime parses time.Time.String, in which daemons before v0.190 report times. It is zero for anything else.
-func goTime(s string) time.Time {
-	s, _, _ = strings.Cut(s, " m=")
-	t, err := time.Parse("2006-01-02 15:04:05.999999999 -0700 MST", s)
-	if err != nil {
-		return time.Time{}
-	}
-	return t
-}
-
-// MakeDir makes a directory and its missing parents; an existing one is fine. The mode is subject to the daemon's umask.
-func (t *Toolbox) MakeDir(ctx context.Context, path string, mode fs.FileMode) error {
-	return t.do(ctx, OpMakeDir, func(ctx context.Context) error {
-		return accepted(ctx, t.files.CreateFolder(ctx, path, options.WithMode(octal(mode))))
-	})
-}
-
-// Chmod sets permissions. The daemon ignores the setuid, setgid and sticky bits.
-func (t *Toolbox) Chmod(ctx context.Context, path string, mode fs.FileMode) error {
-	return t.do(ctx, OpChmod, func(ctx context.Context) error {
-		return accepted(ctx, t.files.SetFilePermissions(ctx, path, options.WithPermissionMode(octal(mode))))
-	})
-}
-
-func octal(mode fs.FileMode) string { return fmt.Sprintf("%04o", mode.Perm()) }
-
-// Move renames. An existing destination is a 409.
-func (t *Toolbox) Move(ctx context.Context, from, to string) error {
-	return t.do(ctx, OpMove, func(ctx context.Context) error {
-		return accepted(ctx, t.files.MoveFiles(ctx, from, to))
-	})
-}
-
-// Remove removes a file, or a directory if recursive. What is missing is a 404.
-func (t *Toolbox) Remove(ctx context.Context, path string, recursive bool) error {
-	return t.do(ctx, OpRemove, func(ctx context.Context) error {
-		return accepted(ctx, t.files.DeleteFile(ctx, path, recursive))
-	})
-}
 
 // File is one file of an [Toolbox.Upload].
 type File struct {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/http"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -104,14 +103,8 @@ func TestSandboxLifecycle(t *testing.T) {
 	if err := l.SetAutoDelete(ctx, sb.ID, 5); err != nil {
 		t.Error(err)
 	}
-	if err := l.SetLabels(ctx, sb.ID, map[string]string{"team": "b"}); err != nil {
-		t.Error(err)
-	}
-	if err := l.Touch(ctx, sb.ID); err != nil {
-		t.Error(err)
-	}
-	if sb := l.await(t, sb.ID, StateStarted); *sb.AutoDelete != 5 || sb.Labels["team"] != "b" {
-		t.Errorf("after the changes: %+v", sb)
+	if sb := l.await(t, sb.ID, StateStarted); *sb.AutoDelete != 5 {
+		t.Errorf("after the change: %+v", sb)
 	}
 
 	if err := l.Stop(ctx, sb.ID); err != nil {
@@ -121,7 +114,7 @@ func TestSandboxLifecycle(t *testing.T) {
 	if e := failure(t, l.Stop(ctx, sb.ID)); e.Status != 400 {
 		t.Errorf("second stop = %+v, want a 400", e)
 	}
-	_, err = l.Toolbox(sb).Version(ctx)
+	_, err = l.Toolbox(sb).Execute(ctx, "true", 0)
 	if e := failure(t, err); !e.NotStarted() {
 		t.Errorf("toolbox of a stopped sandbox = %+v, want not started", e)
 	}
@@ -148,7 +141,7 @@ func TestSandboxLifecycle(t *testing.T) {
 	if e := failure(t, err); !e.NotFound() {
 		t.Errorf("Get of a destroyed sandbox = %+v, want not found", e)
 	}
-	_, err = l.Toolbox(sb).Version(ctx)
+	_, err = l.Toolbox(sb).Execute(ctx, "true", 0)
 	if e := failure(t, err); !e.Unauthorized() || e.NotFound() {
 		t.Errorf("toolbox of a destroyed sandbox = %+v, want 401", e)
 	}
@@ -266,7 +259,7 @@ func TestLostContainers(t *testing.T) {
 		l := newLive(t, emulator.Options{Timing: emulator.Timing{Cron: time.Hour}})
 		sb := l.started(t)
 		l.Server.Sandbox(sb.ID).LoseContainer()
-		_, err := l.Toolbox(sb).Version(t.Context())
+		_, err := l.Toolbox(sb).Execute(t.Context(), "true", 0)
 		if e := failure(t, err); !e.ContainerGone() || e.NotFound() {
 			t.Errorf("toolbox = %+v, want container gone", *e)
 		}
@@ -288,52 +281,22 @@ func TestLostContainers(t *testing.T) {
 	})
 }
 
-func TestListPagesAndFilters(t *testing.T) {
-	l := newLive(t, emulator.Options{Timing: emulator.Timing{CreateHold: time.Millisecond}, Limits: emulator.Limits{CPU: 1000, Memory: 1000, Disk: 1000}})
-	const total = listLimit + 3
-	for i := range total {
-		if _, err := l.Create(t.Context(), CreateRequest{Name: fmt.Sprintf("n%03d", i), Labels: map[string]string{"run": "r&=é", "odd": fmt.Sprint(i % 2)}}); err != nil {
-			t.Fatal(err)
-		}
-	}
-	var names []string
-	pages := 0
-	for more := true; more; {
-		pages++
-		var items []*Sandbox
-		var err error
-		items, more, err = l.List(t.Context(), map[string]string{"run": "r&=é"}, pages)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, sb := range items {
-			names = append(names, sb.Name)
-		}
-	}
-	slices.Sort(names)
-	if pages != 2 || len(slices.Compact(names)) != total {
-		t.Errorf("%d names on %d pages, want %d on 2", len(names), pages, total)
-	}
-	items, more, err := l.List(t.Context(), map[string]string{"run": "r&=é", "odd": "1"}, 1)
-	if err != nil || more || len(items) != total/2 {
-		t.Errorf("filtered: %d, %v, %v, want %d on one page", len(items), more, err, total/2)
-	}
-}
-
 func TestQuietCallsDoNotCountAsActivity(t *testing.T) {
 	l := newLive(t, emulator.Options{})
 	sb := l.started(t)
 	box := l.Toolbox(sb)
 	before := l.Server.Sandbox(sb.ID).LastActive()
-	if _, err := box.Version(Quiet(t.Context())); err != nil {
-		t.Fatal(err)
+	look := func(ctx context.Context) {
+		t.Helper()
+		if _, err := box.ReadFile(ctx, "none", 1); !failure(t, err).NotFound() {
+			t.Fatal(err)
+		}
 	}
+	look(Quiet(t.Context()))
 	if got := l.Server.Sandbox(sb.ID).LastActive(); !got.Equal(before) {
 		t.Errorf("active at %v after a quiet call, want %v", got, before)
 	}
-	if _, err := box.Version(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	look(t.Context())
 	if got := l.Server.Sandbox(sb.ID).LastActive(); !got.After(before) {
 		t.Errorf("active at %v after a call, want later than %v", got, before)
 	}

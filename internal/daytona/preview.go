@@ -232,7 +232,7 @@ type SocketRequest struct {
 // are returned as they are.
 func DialSocket(ctx context.Context, carrier http.RoundTripper, address string, r SocketRequest) (net.Conn, string, error) {
 	kept := &keptError{carrier: carrier}
-	client := &http.Client{Transport: kept, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	client := &http.Client{Transport: kept, CheckRedirect: noRedirect}
 	conn, resp, err := websocket.Dial(ctx, address, &websocket.DialOptions{HTTPClient: client, HTTPHeader: r.Header.Clone(), Subprotocols: r.Subprotocols})
 	switch {
 	case err == nil:

@@ -170,19 +170,6 @@ func (t *Toolbox) Command(ctx context.Context, session, id string) (SessionComma
 	return c, nil
 }
 
-// SendInput writes to the standard input of a running command. The daemon appends a newline, cannot deliver the end of
-// the input, and blocks while the pipe is full. A command that has ended is a 410 or a 500, and empty data is refused.
-func (t *Toolbox) SendInput(ctx context.Context, session, id, data string) error {
-	if !utf8.ValidString(data) {
-		return badInput(OpSendInput)
-	}
-	return t.do(ctx, OpSendInput, func(ctx context.Context) error {
-		request := toolbox.SessionSendInputRequest{Data: data}
-		_, err := t.api.ProcessAPI.SendInput(ctx, session, id).Request(request).Execute()
-		return accepted(ctx, err)
-	}, session, id)
-}
-
 // Logs returns a snapshot of a command's log: the raw bytes of the daemon's file, in which every line is preceded by
 // 01 01 01 (standard output) or 02 02 02 (standard error). The daemon holds the whole file in memory for it. The
 // context bounds the reading, too; the caller closes.

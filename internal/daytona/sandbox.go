@@ -87,46 +87,16 @@ func (c *Client) Get(ctx context.Context, idOrName string) (*Sandbox, error) {
 	})
 }
 
-// listLimit is the number of sandboxes in one page of List. The API permits up to 200.
-const listLimit = 100
-
-// List reads one page of the sandboxes that carry all the labels given, the first page being 1. The list lags behind:
-// absence from it proves nothing.
-func (c *Client) List(ctx context.Context, labels map[string]string, page int) (items []*Sandbox, more bool, err error) {
-	filter, err := json.Marshal(labels)
-	if err != nil || page < 1 || page > 1<<20 {
-		return nil, false, badInput(OpList)
-	}
-	return c.list(ctx, page, func(ctx context.Context) api.SandboxAPIListSandboxesPaginatedRequest {
-		request := c.api.SandboxAPI.ListSandboxesPaginated(ctx).Page(float32(page)).Limit(listLimit)
-		if len(labels) > 0 {
-			request = request.Labels(string(filter))
-		}
-		return request
-	})
-}
-
 // CredentialOrganization returns the id of the credential's organisation, as the API attests it with any sandbox of it in
 // the list; nothing, if there is none. No other call tells it to an API key: GET /organizations is for users, and GET
 // /api-keys/current leaves it out. The list needs no permission, and is open to a key that is limited to the paths of
 // sandboxes.
 func (c *Client) CredentialOrganization(ctx context.Context) (string, error) {
-	items, _, err := c.list(ctx, 1, func(ctx context.Context) api.SandboxAPIListSandboxesPaginatedRequest {
-		return c.api.SandboxAPI.ListSandboxesPaginated(ctx).Page(1).Limit(1).IncludeErroredDeleted(true)
-	})
-	if err != nil || len(items) == 0 {
-		return "", err
-	}
-	return items[0].OrganizationID, nil
-}
-
-// list reads the page that request asks for.
-func (c *Client) list(ctx context.Context, page int, request func(context.Context) api.SandboxAPIListSandboxesPaginatedRequest) (items []*Sandbox, more bool, err error) {
-	err = c.do(ctx, OpList, func(ctx context.Context) error {
-		_, resp, err := request(ctx).Execute()
+	organization := ""
+	err := c.do(ctx, OpList, func(ctx context.Context) error {
+		_, resp, err := c.api.SandboxAPI.ListSandboxesPaginated(ctx).Page(1).Limit(1).IncludeErroredDeleted(true).Execute()
 		var reply struct {
-			Items      []sandboxReply `json:"items"`
-			TotalPages float64        `json:"totalPages"`
+			Items []sandboxReply `json:"items"`
 		}
 		if err := decode(resp, err, &reply); err != nil {
 			return err
@@ -134,20 +104,20 @@ func (c *Client) list(ctx context.Context, page int, request func(context.Contex
 		if reply.Items == nil {
 			return errReply // no list is not an empty one
 		}
-		for i := range reply.Items {
-			s, err := reply.Items[i].sandbox()
-			if err != nil {
-				return err
-			}
-			items = append(items, s)
+		if len(reply.Items) == 0 {
+			return nil
 		}
-		more = float64(page) < reply.TotalPages
+		s, err := reply.Items[0].sandbox()
+		if err != nil {
+			return err
+		}
+		organization = s.OrganizationID
 		return nil
 	})
 	if err != nil {
-		return nil, false, err
+		return "", err
 	}
-	return items, more, nil
+	return organization, nil
 }
 
 // Start asks for the sandbox to be started. The provider holds the request for up to 30 s; success means accepted.
@@ -201,26 +171,6 @@ func (c *Client) SetAutoDelete(ctx context.Context, id string, minutes int) erro
 	}
 	return c.change(ctx, OpSetAutoDelete, id, func(ctx context.Context) error {
 		_, _, err := c.api.SandboxAPI.SetAutoDeleteInterval(ctx, id, float32(minutes)).Execute()
-		return err
-	})
-}
-
-// SetLabels replaces all labels, the language's included unless it is given.
-func (c *Client) SetLabels(ctx context.Context, id string, labels map[string]string) error {
-	labels = maps.Clone(labels)
-	if labels == nil {
-		labels = map[string]string{}
-	}
-	return c.change(ctx, OpSetLabels, id, func(ctx context.Context) error {
-		_, _, err := c.api.SandboxAPI.ReplaceLabels(ctx, id).SandboxLabels(api.SandboxLabels{Labels: labels}).Execute()
-		return err
-	})
-}
-
-// Touch records activity, which postpones the sandbox's auto-stop. A running command is none.
-func (c *Client) Touch(ctx context.Context, id string) error {
-	return c.change(ctx, OpTouch, id, func(ctx context.Context) error {
-		_, err := c.api.SandboxAPI.UpdateLastActivity(ctx, id).Execute()
 		return err
 	})
 }

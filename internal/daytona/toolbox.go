@@ -20,7 +20,6 @@ type Toolbox struct {
 	base  *url.URL // of this sandbox; nil if the record names no usable proxy
 	api   *toolbox.APIClient
 	tasks *sdk.ProcessService
-	files *sdk.FileSystemService
 }
 
 // Toolbox binds to the sandbox without I/O. If its record names no usable proxy (none, or one in clear text while the
@@ -38,65 +37,7 @@ func (c *Client) Toolbox(sb *Sandbox) *Toolbox {
 	cfg.HTTPClient = c.http
 	t.api = toolbox.NewAPIClient(cfg)
 	t.tasks = sdk.NewProcessService(t.api, nil, sdktypes.CodeLanguagePython)
-	t.files = sdk.NewFileSystemService(t.api, nil)
 	return t
-}
-
-// WorkDir returns the daemon's working directory: where commands start, and what relative paths of file calls mean.
-func (t *Toolbox) WorkDir(ctx context.Context) (string, error) {
-	return t.dir(ctx, OpWorkDir, func(ctx context.Context) (*http.Response, error) {
-		_, resp, err := t.api.InfoAPI.GetWorkDir(ctx).Execute()
-		return resp, err
-	})
-}
-
-// HomeDir returns the home directory of the sandbox's user.
-func (t *Toolbox) HomeDir(ctx context.Context) (string, error) {
-	return t.dir(ctx, OpHomeDir, func(ctx context.Context) (*http.Response, error) {
-		_, resp, err := t.api.InfoAPI.GetUserHomeDir(ctx).Execute()
-		return resp, err
-	})
-}
-
-// Version returns the version of the daemon, such as v0.190.0.
-func (t *Toolbox) Version(ctx context.Context) (string, error) {
-	var reply struct {
-		Version string `json:"version"`
-	}
-	err := t.do(ctx, OpVersion, func(ctx context.Context) error {
-		_, resp, err := t.api.InfoAPI.GetVersion(ctx).Execute()
-		if err := decode(resp, err, &reply); err != nil {
-			return err
-		}
-		if reply.Version == "" {
-			return errReply
-		}
-		return nil
-	})
-	if err != nil {
-		return "", err
-	}
-	return reply.Version, nil
-}
-
-func (t *Toolbox) dir(ctx context.Context, op string, f func(context.Context) (*http.Response, error)) (string, error) {
-	var reply struct {
-		Dir string `json:"dir"`
-	}
-	err := t.do(ctx, op, func(ctx context.Context) error {
-		resp, err := f(ctx)
-		if err := decode(resp, err, &reply); err != nil {
-			return err
-		}
-		if reply.Dir == "" {
-			return errReply
-		}
-		return nil
-	})
-	if err != nil {
-		return "", err
-	}
-	return reply.Dir, nil
 }
 
 // do makes one call whose path holds the given segments, each of which must be one.

@@ -182,12 +182,5 @@ func closeBody(req *http.Request) {
 	}
 }
 
-// sameOrigin permits redirects that stay where they are and keep their method: daemon v0.170 sends DELETE /files to the
-// path with a slash. Any other redirect is an answer of its status, so that no credential and no command travels on.
-func sameOrigin(req *http.Request, via []*http.Request) error {
-	first := via[0]
-	if len(via) > 3 || req.Method != first.Method || req.URL.Scheme != first.URL.Scheme || req.URL.Host != first.URL.Host {
-		return http.ErrUseLastResponse
-	}
-	return nil
-}
+// noRedirect makes a redirect an answer of its status, so that no credential and no command travels on.
+func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }

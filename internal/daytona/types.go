@@ -99,14 +99,3 @@ type SessionCommand struct {
 	Command  string
 	ExitCode *int // nil: not recorded (yet)
 }
-
-// FileInfo is the answer of GET /files/info. The daemon follows links.
-type FileInfo struct {
-	Name    string
-	Size    int64
-	Mode    string // octal permissions, such as "0644"
-	ModTime time.Time
-	IsDir   bool
-	Owner   string // numeric
-	Group   string // numeric
-}

@@ -71,6 +71,13 @@ func (b *Sandbox) ErrorReason() string { return b.read().ErrorReason }
 // Labels is a copy of the labels.
 func (b *Sandbox) Labels() map[string]string { return maps.Clone(b.read().Labels) }
 
+// SetLabels replaces its labels, as whoever has a key of the organisation may.
+func (b *Sandbox) SetLabels(labels map[string]string) {
+	b.s.mu.Lock()
+	defer b.s.mu.Unlock()
+	b.s.change(b.sb, func(r *record) { r.Labels = maps.Clone(labels) })
+}
+
 // DestroyAt is the end of its lifetime; zero means none.
 func (b *Sandbox) DestroyAt() time.Time { return b.read().DestroyAt }
 

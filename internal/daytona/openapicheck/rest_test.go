@@ -83,10 +83,13 @@ func driveRest(t *testing.T, server *emulator.Server) {
 	api.call(200, "POST /sandbox/rest/public/true", "")
 	api.call(200, "POST /sandbox/rest/autostop/30", "")
 	api.call(200, "POST /sandbox/rest/ttl/90", "")
+	api.call(201, "POST /sandbox/"+sb.ID+"/last-activity", "")
+	api.call(200, "GET /sandbox/paginated", "") // with the lifetime
 	api.call(200, "DELETE /sandbox/rest-image", "")
 
 	box := newCaller(t, sb.ToolboxURL+"/"+sb.ID, server.APIKey())
 	box.call(200, "POST /init", `{"token":"t"}`)
+	box.call(200, "GET /version", "")
 	box.call(200, "GET /project-dir", "")
 	box.call(200, "GET /files", "")
 	box.call(200, "GET /files?path=.", "")
@@ -99,6 +102,11 @@ func driveRest(t *testing.T, server *emulator.Server) {
 	for _, header := range []string{"Accept: */*", "X-Daytona-SDK-Version: 0.100.0", "X-Daytona-SDK-Version: v0.170.0", "X-Daytona-Split-Output: true"} {
 		box.call(200, logs, "", header)
 	}
+	ok(t, "exec", json.Unmarshal(box.call(202, "POST /process/session/s/exec", `{"command":"sh -c 'echo ready; read line'","runAsync":true}`), &command))
+	reading := "/process/session/s/command/" + command.ID
+	for !bytes.Contains(box.call(200, "GET "+reading+"/logs", ""), []byte("ready")) { // before it runs it takes no input
+	}
+	box.call(204, "POST "+reading+"/input", `{"data":"word"}`)
 	box.call(204, "DELETE /process/session/s", "")
 
 	page := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "served "+r.URL.Path) }))
