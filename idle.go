@@ -131,16 +131,13 @@ func (p *provider) ProveIdle(ctx context.Context, scopes ...Scope) (_ IdleReport
 	const op = "prove idle"
 	ctx, span := p.span(ctx, op)
 	defer func() { endSpan(span, err) }()
-	work, finish, err := p.open(ctx, op)
+	work, finish, err := p.open(ctx, ctx, op, p.cfg.Timeout) // it changes nothing that must be finished without the caller
 	if err != nil {
 		return p.Idle(scopes...), err
 	}
 	scopes = slices.Clone(scopes) // the work may go on without the caller
-	work, cancel := context.WithCancelCause(work)
-	defer context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })() // it changes nothing that must be finished
 	_, err = background(ctx, op, "", func() (struct{}, error) {
 		defer finish()
-		defer cancel(nil)
 		return struct{}{}, p.proveAll(work, op, scopes)
 	})
 	report := p.Idle(scopes...)

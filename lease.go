@@ -234,12 +234,7 @@ func (l *Lease) abandon() {
 // whileOpen returns a context that also ends when the lease begins to be given back, with errGivenBack as its cause, or when
 // the provider is closed, with errProviderClosed. It is for what has not yet changed anything in the sandbox.
 func (l *Lease) whileOpen(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	disarm := context.AfterFunc(l.open, func() { cancel(context.Cause(l.open)) })
-	return ctx, func() {
-		disarm()
-		cancel(nil)
-	}
+	return until(ctx, l.open)
 }
 
 // close ends admission, runs the closers side by side and waits for the activities that are under way, both until ctx

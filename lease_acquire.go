@@ -115,10 +115,8 @@ func (p *provider) acquire(ctx context.Context, op string, request AcquireReques
 		defer finish()
 		limited, expire := context.WithDeadline(work, a.until)
 		defer expire()
-		step, cancel := context.WithCancelCause(limited)
-		defer cancel(nil)
-		stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
-		defer stop()
+		step, cancel := until(limited, ctx)
+		defer cancel()
 		ref, sb, err := a.run(work, step)
 		if err == nil {
 			select {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"iter"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/singleflight"
 
@@ -221,20 +222,30 @@ func (p *provider) awaitRest(ctx context.Context, settled <-chan struct{}) {
 	}
 }
 
-// untilClosed returns a context that also ends, with errProviderClosed as its cause, when the provider is closed.
-func (p *provider) untilClosed(ctx context.Context) (context.Context, context.CancelFunc) {
+// until returns a context that also ends with end, and then with the cause of that.
+func until(ctx, end context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	disarm := context.AfterFunc(p.work, func() { cancel(errProviderClosed) })
+	disarm := context.AfterFunc(end, func() { cancel(context.Cause(end)) })
 	return ctx, func() {
 		disarm()
 		cancel(nil)
 	}
 }
 
+// untilClosed returns a context that also ends, with errProviderClosed as its cause, when the provider is closed.
+func (p *provider) untilClosed(ctx context.Context) (context.Context, context.CancelFunc) {
+	return until(ctx, p.work)
+}
+
 // start admits a call, counts it under what it is about, and returns the context of its work: it keeps ctx's values, ends
 // after the provider's budget or with the provider, and not with ctx. finish must be called when the work is done.
 func (p *provider) start(ctx context.Context, op string, about *subject) (work context.Context, finish func(), err error) {
-	work, shut, err := p.open(ctx, op)
+	return p.begin(ctx, context.WithoutCancel(ctx), op, about, p.cfg.Timeout)
+}
+
+// begin does the work of start, for a context that ends with parent, or after limit.
+func (p *provider) begin(ctx, parent context.Context, op string, about *subject, limit time.Duration) (work context.Context, finish func(), err error) {
+	work, shut, err := p.open(ctx, parent, op, limit)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -245,8 +256,8 @@ func (p *provider) start(ctx context.Context, op string, about *subject) (work c
 	}, nil
 }
 
-// open does the work of start, but for the counting.
-func (p *provider) open(ctx context.Context, op string) (work context.Context, shut func(), err error) {
+// open does the work of begin, but for the counting.
+func (p *provider) open(ctx, parent context.Context, op string, limit time.Duration) (work context.Context, shut func(), err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.closed {
@@ -256,13 +267,11 @@ func (p *provider) open(ctx context.Context, op string) (work context.Context, s
 		return nil, nil, failed(op, ctxError(ctx))
 	}
 	p.tasks.Add(1)
-	work, end := context.WithCancelCause(context.WithoutCancel(ctx))
-	work, cancel := context.WithTimeout(work, p.cfg.Timeout)
-	stop := context.AfterFunc(p.work, func() { end(errProviderClosed) })
+	work, end := p.untilClosed(parent)
+	work, cancel := context.WithTimeout(work, limit)
 	return work, sync.OnceFunc(func() {
-		stop()
 		cancel()
-		end(nil)
+		end()
 		p.tasks.Done()
 	}), nil
 }

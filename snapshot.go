@@ -196,7 +196,7 @@ func (s *Snapshots) Build(ctx context.Context, ref SnapshotRef, request BuildReq
 		})
 		return err
 	}
-	made, err := s.create(ctx, op, &ref, create)
+	made, err := s.create(ctx, op, &ref, create, func() (bool, error) { return true, nil })
 	if err != nil {
 		return ref, err
 	}
@@ -263,7 +263,7 @@ func (s *Snapshots) Capture(ctx context.Context, l *Lease, ref SnapshotRef) (_ S
 		sb, err := l.read(ctx, op)
 		return err == nil && sb.State != daytona.StateSnapshotting, err
 	}
-	if _, err = s.createAnd(ctx, op, &ref, create, visible); err == nil {
+	if _, err = s.create(ctx, op, &ref, create, visible); err == nil {
 		err = s.settle(ctx, op, &ref)
 	}
 	if e := failed(op, err); e != nil {
@@ -381,33 +381,11 @@ func (s *Snapshots) Delete(ctx context.Context, ref SnapshotRef) (err error) {
 
 // begin admits a call and returns its context, which also ends with the provider, or with the time for it.
 func (s *Snapshots) begin(ctx context.Context, op string, limit time.Duration) (context.Context, func(), error) {
-	p := s.p
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.closed {
-		return nil, nil, &Error{Op: op, Kind: KindClosed, Dispatched: DispatchedNo, Message: "the provider is closed"}
-	}
-	p.tasks.Add(1)
-	entry := p.everything.Begin(string(ActivityCall), op)
-	work, end := context.WithCancelCause(context.WithValue(ctx, ownKey{}, entry))
-	work, cancel := context.WithTimeout(work, limit)
-	stop := context.AfterFunc(p.work, func() { end(errProviderClosed) })
-	return work, func() {
-		stop()
-		cancel()
-		end(nil)
-		entry.End()
-		p.tasks.Done()
-	}, nil
+	return s.p.begin(ctx, ctx, op, s.p.everything, limit)
 }
 
-// create finds the snapshot, or sends its creation, once, and finds it then.
-func (s *Snapshots) create(ctx context.Context, op string, ref *SnapshotRef, send func(context.Context) error) (*daytona.Snapshot, error) {
-	return s.createAnd(ctx, op, ref, send, func() (bool, error) { return true, nil })
-}
-
-// createAnd is create for a snapshot that is not seen before visible says so.
-func (s *Snapshots) createAnd(ctx context.Context, op string, ref *SnapshotRef, send func(context.Context) error, visible func() (bool, error)) (*daytona.Snapshot, error) {
+// create finds the snapshot, or sends its creation, once, and finds it then. It is not seen before visible says so.
+func (s *Snapshots) create(ctx context.Context, op string, ref *SnapshotRef, send func(context.Context) error, visible func() (bool, error)) (*daytona.Snapshot, error) {
 	s.p.attestOnce(ctx)
 	if ref.Account == "" {
 		ref.Account = s.p.account.known()

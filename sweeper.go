@@ -143,9 +143,8 @@ func (s *Sweeper) Sweep(ctx context.Context) (report SweepReport, err error) {
 	}
 	defer finish()
 	// The pass has no budget of its own, each record has: it ends with ctx and with the provider.
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	defer context.AfterFunc(s.p.work, func() { cancel(errProviderClosed) })()
+	ctx, cancel := s.p.untilClosed(ctx)
+	defer cancel()
 	s.p.attestOnce(ctx)
 
 	pass := &sweepPass{Sweeper: s, owner: "sweep-" + uuid.NewString(), seen: make(map[string]bool)}
@@ -298,10 +297,8 @@ func (s *sweepPass) settle(ctx context.Context, claim Claim) {
 	work, finish, err := s.p.start(ctx, "sweep", s.p.about(claim.Record.Envelope.target()))
 	if err == nil {
 		defer finish()
-		var cancel context.CancelFunc
-		work, cancel = context.WithCancel(work)
+		work, cancel := until(work, ctx)
 		defer cancel()
-		defer context.AfterFunc(ctx, cancel)()
 		err = s.advance(work, &claim)
 	}
 	switch e := failed("sweep", err); {
