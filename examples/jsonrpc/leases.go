@@ -75,18 +75,29 @@ func (w *worker) running(ctx context.Context, c call, l wireLease, do func(*leas
 	if !ok || failed.Kind != leasehold.KindNotRunning || failed.Dispatched != leasehold.DispatchedNo {
 		return err
 	}
-	if err := w.leases.use(c, ref); err != nil { // given back meanwhile
-		return err
-	}
-	lease, err = c.provider.Resume(ctx, ref)
-	if shut := w.leases.use(c, ref); shut != nil { // given back while this waited to resume it
-		w.stopAgain(ctx, c, ref)
-		return shut
-	}
+	lease, err = w.resumeForCall(ctx, c, ref)
 	if err != nil {
 		return err
 	}
 	return do(lease)
+}
+
+// resumeForCall resumes a lease that the host takes for running.
+func (w *worker) resumeForCall(ctx context.Context, c call, ref leasehold.LeaseRef) (*leasehold.Lease, error) {
+	done, err := w.leases.resuming(ctx, c, ref)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	if err := w.leases.use(c, ref); err != nil { // given back meanwhile
+		return nil, err
+	}
+	lease, err := c.provider.Resume(ctx, ref)
+	if shut := w.leases.use(c, ref); shut != nil { // given back while this waited to resume it
+		w.stopAgain(ctx, c, ref)
+		return nil, shut
+	}
+	return lease, err
 }
 
 // stopAgain stops a sandbox that was, or may have been, started after the host had its receipt, even if the call has ended.
@@ -116,7 +127,8 @@ func (c call) key(ref leasehold.LeaseRef) leaseKey {
 type knownLease struct {
 	settings settings
 	ref      leasehold.LeaseRef
-	shut     bool // given back, or about to be
+	shut     bool          // given back, or about to be
+	resuming chan struct{} // has an element while a call resumes it
 }
 
 var errGivenBack = &rpcError{Code: codeWorker, Message: "the lease was given back: resume it first"}
@@ -146,11 +158,34 @@ func (t *leaseTable) shut(c call, ref leasehold.LeaseRef) {
 	t.put(c, ref, true)
 }
 
-func (t *leaseTable) put(c call, ref leasehold.LeaseRef, shut bool) {
-	if t.leases == nil {
-		t.leases = make(map[leaseKey]*knownLease)
+// resuming lets one call after another resume a lease, until done is called: a call that stops it again, because it was given
+// back meanwhile, stops nothing that the host was told is resumed.
+func (t *leaseTable) resuming(ctx context.Context, c call, ref leasehold.LeaseRef) (done func(), err error) {
+	t.mu.Lock()
+	known := t.leases[c.key(ref)]
+	if known == nil {
+		known = t.put(c, ref, false)
 	}
-	t.leases[c.key(ref)] = &knownLease{c.settings, ref, shut}
+	t.mu.Unlock()
+	select {
+	case known.resuming <- struct{}{}:
+		return func() { <-known.resuming }, nil
+	case <-ctx.Done():
+		return nil, &rpcError{Code: codeWorker, Message: "another call resumes the lease: the time for this one is over (temporary)"}
+	}
+}
+
+func (t *leaseTable) put(c call, ref leasehold.LeaseRef, shut bool) *knownLease {
+	known := t.leases[c.key(ref)]
+	if known == nil {
+		if t.leases == nil {
+			t.leases = make(map[leaseKey]*knownLease)
+		}
+		known = &knownLease{resuming: make(chan struct{}, 1)}
+		t.leases[c.key(ref)] = known
+	}
+	known.settings, known.ref, known.shut = c.settings, ref, shut
+	return known
 }
 
 // forget removes a lease whose sandbox is gone.

@@ -86,6 +86,11 @@ func (w *worker) resume(ctx context.Context, c call, p resumeParams) (any, error
 	if err != nil {
 		return nil, err
 	}
+	done, err := w.leases.resuming(ctx, c, ref)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	lease, err := c.provider.Resume(ctx, ref)
 	if failed, ok := errors.AsType[*leasehold.Error](err); ok && failed.Kind == leasehold.KindGone {
 		w.leases.forget(c, ref)

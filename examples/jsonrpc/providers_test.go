@@ -150,6 +150,71 @@ func TestALeaseThatIsGivenBackDuringItsResumeStaysSo(t *testing.T) {
 	}
 }
 
+// boxProvider has one sandbox, which runs from the beginning of its resume on.
+type boxProvider struct {
+	fakeProvider
+	lease   *leasehold.Lease
+	running atomic.Bool
+	resumed atomic.Int32
+	during  func(resume int32)
+}
+
+func (p *boxProvider) Resume(context.Context, leasehold.LeaseRef) (*leasehold.Lease, error) {
+	p.running.Store(true)
+	p.during(p.resumed.Add(1))
+	return p.lease, nil
+}
+
+func (p *boxProvider) Release(context.Context, leasehold.LeaseRef, leasehold.ReleaseOptions) (leasehold.Receipt, error) {
+	p.running.Store(false)
+	return leasehold.Receipt{State: leasehold.ReceiptStopped}, nil
+}
+
+// TestALeaseThatTheHostResumedIsNotStopped: a command's resume has come too late, and before that is seen the host resumes the
+// lease again itself.
+func TestALeaseThatTheHostResumedIsNotStopped(t *testing.T) {
+	var made *worker
+	var lease wireLease
+	if err := json.Unmarshal([]byte(asJSON(t, reusing.acquire(t, startWorker(t, func(w *worker) { made = w })))), &lease); err != nil {
+		t.Fatal(err)
+	}
+	c := call{environment: environment{CompanyID: reusing.company, EnvironmentID: "env-1"}}
+	ref, err := c.ref(lease.ProviderLeaseID, lease.Metadata)
+	if err != nil {
+		t.Fatal(err)
+	}
+	bound, err := made.providers.all()[0].Bind(ref)
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		w, box, host, served := new(worker), &boxProvider{lease: bound}, make(chan error, 1), make(chan struct{})
+		c.provider = box
+		box.during = func(resume int32) {
+			if resume > 1 { // the host's
+				<-served
+				return
+			}
+			p := resumeParams{lease.ProviderLeaseID, lease.Metadata}
+			if _, err := w.stop(t.Context(), c, p); err != nil {
+				t.Error(err)
+			}
+			go func() {
+				_, err := w.resume(t.Context(), c, p)
+				host <- err
+			}()
+			synctest.Wait()
+		}
+		err := w.running(t.Context(), c, lease, func(*leasehold.Lease) error {
+			return &leasehold.Error{Kind: leasehold.KindNotRunning, Dispatched: leasehold.DispatchedNo}
+		})
+		close(served)
+		if resumed := <-host; err != errGivenBack || resumed != nil || !box.running.Load() {
+			t.Errorf("the command: %v, the host's resume: %v, the sandbox runs: %v; want that the lease was given back, nil and true", err, resumed, box.running.Load())
+		}
+	})
+}
+
 // TestAProbeCleansUpAfterItsCall: nobody else is told of its sandbox.
 func TestAProbeCleansUpAfterItsCall(t *testing.T) {
 	p := &fakeProvider{probed: &leasehold.Error{Kind: leasehold.KindCanceled, Cleanup: new(leasehold.CleanupEnvelope)}}
