@@ -6,6 +6,7 @@ import (
 	"io"
 
 	"github.com/leasehold-go/leasehold/internal/script"
+	"github.com/leasehold-go/leasehold/internal/stream"
 )
 
 // ChannelOptions describe a channel. Args is required; the zero value of every other field is useful.
@@ -93,12 +94,13 @@ func (ch *Channel) Read(p []byte) (int, error) { return ch.c.in.Read(p) }
 func (ch *Channel) Write(p []byte) (int, error) { return ch.events.input.write(p) }
 
 // ReadFrom writes what r has until its end, in pieces as large as they can be, for [io.Copy]. What r returns is written at
-// once.
+// once. It fails with [io.ErrNoProgress] if r returns nothing, and no error, a hundred times in a row.
 func (ch *Channel) ReadFrom(r io.Reader) (int64, error) {
 	buf := make([]byte, inputWindow)
+	from := stream.Lively{From: r}
 	var sum int64
 	for {
-		n, err := r.Read(buf)
+		n, err := from.Read(buf)
 		if n > 0 {
 			n, writeErr := ch.Write(buf[:n])
 			if sum += int64(n); writeErr != nil {

@@ -49,9 +49,9 @@ type Command struct {
 	//
 	// It is delivered as the command reads it, and so is its end; what Run reads ahead is bounded. An input that ends at
 	// once within 64 KiB takes no request of its own; others take a pipe in a private directory of the sandbox. If a Read
-	// fails, the command is stopped. What stops a command is no end of its input, so that it does not go on with a part: but
-	// for the end of its lease, and where [Result.StopConfirmed] is false. A Read that blocks when the command or the context
-	// has ended may return after Run, and is the last.
+	// fails, or a hundred in a row return nothing, the command is stopped. What stops a command is no end of its input, so that
+	// it does not go on with a part: but for the end of its lease, and where [Result.StopConfirmed] is false. A Read that blocks
+	// when the command or the context has ended may return after Run, and is the last.
 	Stdin io.Reader
 	// Stdout and Stderr receive the output as it arrives; a session's log brings it line by line. Writers are never
 	// called at the same time, and Run does not return during a call. A writer that waits does not make the command

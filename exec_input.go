@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/leasehold-go/leasehold/internal/script"
+	"github.com/leasehold-go/leasehold/internal/stream"
 )
 
 const (
@@ -50,8 +51,9 @@ func newInput(r io.Reader) *input {
 		// Nothing is the end of the input but io.EOF: not a Read that ends its goroutine either.
 		defer func() { in.put(nil, errRead) }()
 		buf := make([]byte, script.MaxChunk)
+		from := stream.Lively{From: r}
 		for {
-			n, err := r.Read(buf[:in.space()])
+			n, err := from.Read(buf[:in.space()])
 			in.put(buf[:n], err)
 			for in.space() == 0 && err == nil {
 				select {

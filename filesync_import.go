@@ -284,9 +284,10 @@ func (i *Importer) files(ctx context.Context, op string, files []FileMapping, op
 // 64 MiB of names of directories are an [ErrLimit]. Devices and FIFOs are left out and listed. The stream's own entry for its
 // root is ignored.
 //
-// The stream is read once, so that the import is not begun anew when a connection broke. A Read that blocks when ctx ended
-// may return after Tar, and is the last. What is held in memory grows by about 40 bytes with each entry, and by about 110 and
-// its own name with each directory; the totals of Progress are not known. All else is as with [Importer.Dir].
+// The stream is read once, so that the import is not begun anew when a connection broke. If a hundred Reads in a row return
+// nothing, the import fails with [ErrIO], as when one fails. A Read that blocks when ctx ended may return after Tar, and is
+// the last. What is held in memory grows by about 40 bytes with each entry, and by about 110 and its own name with each
+// directory; the totals of Progress are not known. All else is as with [Importer.Dir].
 func (i *Importer) Tar(ctx context.Context, stream io.Reader, remoteDir string, options ImportOptions) (TransferResult, error) {
 	return i.run(ctx, "import stream", options, func(t *transfer) (importPlan, error) {
 		if stream == nil {

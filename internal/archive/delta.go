@@ -15,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/leasehold-go/leasehold/internal/script"
+	"github.com/leasehold-go/leasehold/internal/stream"
 )
 
 // CompareOptions are the options of [Load.Compare].
@@ -320,11 +321,12 @@ func (c *comparison) digest(name string) (string, error) {
 	defer f.Close()
 	h := sha256.New()
 	buf := make([]byte, 64<<10)
+	from := stream.Lively{From: f}
 	for {
 		if c.ctx.Err() != nil {
 			return "", context.Cause(c.ctx)
 		}
-		n, err := f.Read(buf)
+		n, err := from.Read(buf)
 		h.Write(buf[:n])
 		if c.opt.Step != nil {
 			c.opt.Step()

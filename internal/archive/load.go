@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/leasehold-go/leasehold/internal/script"
+	"github.com/leasehold-go/leasehold/internal/stream"
 )
 
 // Load is what an import sends to one directory: an archive, and beside it the large files, each by itself. What the
@@ -76,7 +77,7 @@ func LoadFiles(ctx context.Context, files []HostFile, opt WriteOptions) (*Load, 
 // LoadTar sends the entries of a tar stream, each of them checked before it is passed on, within the limits. The stream is read
 // once, when the archive is written.
 func LoadTar(r io.Reader, limits ExtractOptions, opt WriteOptions) *Load {
-	return &Load{opt: opt, walk: func(t *treeWriter) error { return t.stream(r, limits) }}
+	return &Load{opt: opt, walk: func(t *treeWriter) error { return t.stream(&stream.Lively{From: r}, limits) }}
 }
 
 func newLoad(ctx context.Context, l *Load) (*Load, error) {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/leasehold-go/leasehold/internal/script"
+	"github.com/leasehold-go/leasehold/internal/stream"
 )
 
 // WriteOptions are the options of a [Load].
@@ -519,11 +520,12 @@ func (t *treeWriter) copy(w io.Writer, f fs.File, fi fs.FileInfo, name string) e
 
 // exactly copies so many bytes of a file.
 func (t *treeWriter) exactly(w io.Writer, r io.Reader, size int64, name string) error {
+	from := &stream.Lively{From: r}
 	for left := size; left > 0; {
 		if t.ctx.Err() != nil {
 			return context.Cause(t.ctx)
 		}
-		n, err := io.ReadFull(r, t.buf[:min(left, int64(len(t.buf)))])
+		n, err := io.ReadFull(from, t.buf[:min(left, int64(len(t.buf)))])
 		if _, werr := w.Write(t.buf[:n]); werr != nil {
 			return t.writeError(werr)
 		}
