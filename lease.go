@@ -128,11 +128,11 @@ func (r LeaseRef) clone() LeaseRef {
 	return r
 }
 
-// Lease is the right to use one sandbox, until it is given back with [Provider.Release] or [Provider.Destroy]. Its
-// methods and the values they return are safe for concurrent use. Within one provider, each lease has one Lease,
-// until it is given back, or that was tried: that Lease, and what was made of it, then fails with [ErrClosed] for good. Of a
-// sandbox that was stopped, [Provider.Resume] returns a new one. A Lease whose sandbox a use finds to exist no more fails with [ErrGone]; the
-// provider keeps it no longer.
+// Lease is the right to use one sandbox, until it is given back with [Provider.Release] or [Provider.Destroy]. Its methods and
+// the values they return are safe for concurrent use. Within one provider, each lease has one Lease, until it is given back,
+// or that was tried: that Lease, and what was made of it, then fails with [ErrClosed] for good. Of a sandbox that was stopped,
+// [Provider.Resume] returns a new one. A Lease whose sandbox a use finds to exist no more fails with [ErrGone]; the provider
+// keeps it no longer.
 type Lease struct {
 	p      *provider
 	ref    LeaseRef
