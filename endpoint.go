@@ -83,10 +83,11 @@ func checkPort(op string, port int) error {
 
 // orClosed turns an error into that of a lease that is being given back, if it is.
 func (l *Lease) orClosed(err *Error) *Error {
-	if l.open.Err() == nil {
+	cause := l.ended()
+	if cause == nil {
 		return err
 	}
-	return &Error{Op: err.Op, Kind: KindClosed, Sandbox: l.ref.Sandbox, Dispatched: err.Dispatched, Message: context.Cause(l.open).Error()}
+	return &Error{Op: err.Op, Kind: KindClosed, Sandbox: l.ref.Sandbox, Dispatched: err.Dispatched, Message: cause.Error()}
 }
 
 // endpoint asks for an address and a grant, within the attempts and Config.Timeout.

@@ -317,7 +317,7 @@ func (w *WebSocket) Write(p []byte) (int, error) {
 }
 
 func (w *WebSocket) failed(err error) error {
-	if err == nil || err == io.EOF && w.e.l.open.Err() == nil {
+	if err == nil || err == io.EOF && w.e.l.ended() == nil {
 		return err
 	}
 	failure := failed("endpoint websocket", err)

@@ -150,7 +150,7 @@ type Lease struct {
 	added   bool             // claim added the durable record, and no look has proved the sandbox ours since
 	closers []func(context.Context)
 
-	open context.Context         // ends when the lease begins to be given back, or the provider is closed
+	open context.Context         // ends when the lease begins to be given back, with errGivenBack; see ended
 	shut context.CancelCauseFunc // ends it
 
 	resolving chan struct{} // holds one token: taken by whoever resolves box
@@ -165,7 +165,7 @@ type Lease struct {
 var errGivenBack = errors.New("the lease was given back")
 
 func newLease(p *provider, ref LeaseRef) *Lease {
-	open, shut := context.WithCancelCause(p.work)
+	open, shut := context.WithCancelCause(context.Background()) // the provider does not keep every lease
 	ref = ref.clone()
 	return &Lease{
 		p: p, ref: ref, about: p.about(ref.target()), client: p.clientFor(ref.target()), bwrap: bwrapState{probe: ref.Bwrap},
@@ -234,7 +234,20 @@ func (l *Lease) abandon() {
 // whileOpen returns a context that also ends when the lease begins to be given back, with errGivenBack as its cause, or when
 // the provider is closed, with errProviderClosed. It is for what has not yet changed anything in the sandbox.
 func (l *Lease) whileOpen(ctx context.Context) (context.Context, context.CancelFunc) {
-	return until(ctx, l.open)
+	ctx, untie := until(ctx, l.open)
+	ctx, end := l.p.untilClosed(ctx)
+	return ctx, func() {
+		end()
+		untie()
+	}
+}
+
+// ended returns why the lease is of no use any more, errGivenBack or errProviderClosed, and nil while it is.
+func (l *Lease) ended() error {
+	if err := context.Cause(l.open); err != nil {
+		return err
+	}
+	return context.Cause(l.p.work)
 }
 
 // close ends admission, runs the closers side by side and waits for the activities that are under way, both until ctx
@@ -315,7 +328,7 @@ func (l *Lease) claim(ctx context.Context) error {
 	if err := l.p.proveOurs(ctx, "resolve", l.ref.target()); err != nil {
 		return err
 	}
-	if l.open.Err() != nil { // it is being given back, which is recorded as that
+	if l.ended() != nil { // it is being given back, which is recorded as that
 		return nil
 	}
 	open, done := l.whileOpen(ctx)

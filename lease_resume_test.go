@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -534,6 +535,10 @@ func TestALeaseOfWhatIsGoneIsForgotten(t *testing.T) {
 				if len(other.leases) > 0 {
 					t.Errorf("the provider keeps %d leases, want none", len(other.leases))
 				}
+				var freed atomic.Bool
+				runtime.SetFinalizer(l.open, func(context.Context) { freed.Store(true) }) // its context is no more kept than itself
+				l = nil
+				eventually(t, "what is kept of the lease", func() bool { runtime.GC(); return freed.Load() })
 			})
 		})
 	}

@@ -82,7 +82,7 @@ func (l *Lease) OpenSSH(ctx context.Context, lifetime time.Duration) (_ *SSHAcce
 // endLateSSH revokes an access that was made while the lease was given back, which may not have known of it any more. It
 // reports whether that was so.
 func (l *Lease) endLateSSH(ctx context.Context, op string) bool {
-	late := l.open.Err() != nil
+	late := l.ended() != nil
 	if late {
 		_ = l.endSSH(context.WithoutCancel(ctx), op, "") // else it ends at its time
 	}
