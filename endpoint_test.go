@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"net/http/httptrace"
 	"net/url"
+	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -524,7 +525,15 @@ func TestACanceledRequestSaysSo(t *testing.T) {
 		t.Errorf("error = %v, want context.Canceled in it", err)
 	}
 	_, err = e.Client().Do(req)
-	wantError(t, err, KindCanceled)
+	if wantError(t, err, KindCanceled); os.IsTimeout(err) {
+		t.Errorf("error = %v, which is no timeout", err)
+	}
+	late, cancel := context.WithDeadline(t.Context(), time.Now())
+	defer cancel()
+	_, err = e.Client().Do(req.WithContext(late))
+	if wantError(t, err, KindTimeout); !os.IsTimeout(err) { // the client's error asks ours
+		t.Errorf("error = %v, which is a timeout", err)
+	}
 	if got := active(l); got != 0 {
 		t.Errorf("%d activities are left, want 0", got)
 	}

@@ -172,6 +172,11 @@ func (e *Error) Error() string {
 // Is reports whether target is the sentinel of the error's kind.
 func (e *Error) Is(target error) bool { return target != nil && sentinels[e.Kind] == target }
 
-// Unwrap returns the cause of a context's end ([context.Canceled], [context.DeadlineExceeded], a custom cause), or the
-// error of a reader, a writer, a file or a [Store] of the caller's, as it is. Provider errors are never wrapped.
+// Timeout reports whether the kind is [KindTimeout], for those who look for such a method, as [os.IsTimeout] and
+// [net/url.Error.Timeout] do.
+func (e *Error) Timeout() bool { return e.Kind == KindTimeout }
+
+// Unwrap returns the cause of a context's end ([context.Canceled], [context.DeadlineExceeded], a custom cause), that of a
+// connection's deadline ([os.ErrDeadlineExceeded]), or the error of a reader, a writer, a file or a [Store] of the caller's, as
+// it is. Provider errors are never wrapped.
 func (e *Error) Unwrap() error { return e.cause }
