@@ -116,8 +116,8 @@ func (ch *Channel) ReadFrom(r io.Reader) (int64, error) {
 	}
 }
 
-// CloseWrite ends the program's input, once it has taken what was written. Nothing else does: a channel that breaks kills the
-// program.
+// CloseWrite ends the program's input, once it has taken what was written. It waits for a Write under way, which a program
+// that does not read may keep until Close. Nothing else ends the input: a channel that breaks kills the program.
 func (ch *Channel) CloseWrite() error { return ch.events.input.end() }
 
 // Wait waits for the end of the program or of the connection, and says which it was. The error is nil with [ExitExited], if

@@ -68,7 +68,7 @@ func (in *channelInput) taken(n int) bool {
 func (in *channelInput) next(n int) (int, error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	for n > 0 && in.waiting == inputWindow && !in.refused && !in.ended {
+	for n > 0 && in.waiting == inputWindow && !in.refused { // CloseWrite waits for this writer
 		in.cond.Wait()
 	}
 	if in.refused || in.ended {

@@ -320,9 +320,6 @@ func (t *transfer) canceled(ctx context.Context) *Error {
 	}
 	e := failed(t.op, ctxError(ctx))
 	e.Sandbox, e.Dispatched = t.l.ref.Sandbox, DispatchedUnknown
-	if e.Kind == KindIO { // a cause of the caller's own
-		e.Kind = KindCanceled
-	}
 	return e
 }
 
