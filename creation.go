@@ -77,6 +77,8 @@ func checkCreationLabels(p *problems, field, name, attempt string, scope Scope, 
 
 var labelKeyForm = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$`)
 
+const labelKeyProblem = "has a key that is not 1 to 63 of A-Z a-z 0-9 . _ -, beginning and ending with a letter or digit"
+
 func checkLabels(p *problems, field string, labels map[string]string) {
 	if len(labels) > maxLabels {
 		p.add(field, "has over %d entries", maxLabels)
@@ -84,7 +86,7 @@ func checkLabels(p *problems, field string, labels map[string]string) {
 	}
 	for key, value := range labels {
 		if !labelKeyForm.MatchString(key) {
-			p.add(field, "has a key that is not 1 to 63 of A-Z a-z 0-9 . _ -")
+			p.add(field, labelKeyProblem)
 		} else if !identifierForm.MatchString(value) {
 			p.add(field+"."+key, "must be 1 to 200 of A-Z a-z 0-9 _ -")
 		}

@@ -41,8 +41,8 @@ type AcquireRequest struct {
 	// minutes; under one minute, nothing is sent. The earlier of it and Config.TTL applies. Zero: Config.TTL alone.
 	ExpiresAt time.Time
 	// Labels are put on the sandbox beside the library's own, of which there are six to eight; together there may be 16.
-	// Keys are up to 63 of A-Z a-z 0-9 . _ -, must not start with Config.LabelPrefix, and values are identifiers like those
-	// of a [Scope].
+	// Keys are 1 to 63 of A-Z a-z 0-9 . _ -, beginning and ending with a letter or digit, and must not start with
+	// Config.LabelPrefix; values are identifiers like those of a [Scope].
 	Labels map[string]string
 }
 

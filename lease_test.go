@@ -145,6 +145,7 @@ func TestAcquireRefusesBadRequestsBeforeSending(t *testing.T) {
 		{"tenant with a slash", AcquireRequest{Scope: Scope{Tenant: "a/b", Environment: "e", Run: "r"}}, "AcquireRequest.Scope.Tenant"},
 		{"label of the library's", AcquireRequest{Scope: request().Scope, Labels: map[string]string{"leasehold-run": "x"}}, "AcquireRequest.Labels.leasehold-run"},
 		{"label of the provider's", AcquireRequest{Scope: request().Scope, Labels: map[string]string{"code-toolbox-language": "x"}}, "AcquireRequest.Labels.code-toolbox-language"},
+		{"label that ends with a dot", AcquireRequest{Scope: request().Scope, Labels: map[string]string{"team.": "x"}}, "AcquireRequest.Labels"},
 		{"too many labels", AcquireRequest{Scope: request().Scope, Labels: many}, "AcquireRequest.Labels"},
 		{"expiry in the past", AcquireRequest{Scope: request().Scope, ExpiresAt: time.Now().Add(-time.Hour)}, "AcquireRequest.ExpiresAt"},
 		{"image and snapshot", AcquireRequest{Scope: request().Scope, Image: "debian", Snapshot: "small"}, "AcquireRequest.Image"},

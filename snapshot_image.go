@@ -18,10 +18,10 @@ type ImageSpec struct {
 	Pip        []string          // Python packages to install
 	Dir        string            // directory of the following steps, and of commands
 	Run        []string          // shell commands, each one line
-	Labels     map[string]string
-	User       string   // of the sandboxes' processes
-	Entrypoint []string // argv
-	Cmd        []string // argv
+	Labels     map[string]string // keys are as those of AcquireRequest.Labels; values of one line
+	User       string            // of the sandboxes' processes
+	Entrypoint []string          // argv
+	Cmd        []string          // argv
 }
 
 var (
@@ -89,7 +89,7 @@ func (i ImageSpec) Dockerfile() (string, error) {
 	for _, key := range slices.Sorted(maps.Keys(i.Labels)) {
 		oneLine("Labels."+key, i.Labels[key])
 		if !labelKeyForm.MatchString(key) {
-			p.add("ImageSpec.Labels", "has a key that is not 1 to 63 of A-Z a-z 0-9 . _ -")
+			p.add("ImageSpec.Labels", labelKeyProblem)
 		}
 		line("LABEL %s=%s", key, quoteDocker(i.Labels[key]))
 	}
