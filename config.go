@@ -76,6 +76,9 @@ type Config struct {
 	// against the storage quota, an archived one does not. What contradicts itself is refused: a sandbox that is deleted
 	// when it stops can neither be reused nor stop while it is set up or runs a command. What is merely unusual is not:
 	// without auto-stop and TTL a sandbox that nobody comes back for runs for ever.
+	//
+	// A command is activity only while a host observes it: after [Process.Detach], [Provider.Close] or the host's end the sandbox
+	// is stopped under it after AutoStopMinutes.
 	AutoStopMinutes    *int // of inactivity until it is stopped; nil: 15; 0: never
 	AutoArchiveMinutes *int // stopped until it is archived; nil: 60; 0: the provider's maximum
 	AutoDeleteMinutes  *int // stopped until it is deleted; nil: 7 days; 0: at once; -1: never
@@ -122,7 +125,8 @@ type Config struct {
 	Transport http.RoundTripper
 }
 
-// Format writes the configuration without its API key.
+// Format writes the configuration without its API key. Package fmt does not ask it about a Config in an unexported field of
+// another struct: who prints that struct prints the key.
 func (c Config) Format(s fmt.State, verb rune) {
 	type plain Config // without this method
 	if c.APIKey != "" {

@@ -172,9 +172,9 @@ func (l *Lease) Executor() *Executor { return &Executor{l: l} }
 // error is an [*Error] and comes with a Result that holds what is known by then, output included. The errors:
 //
 //   - [ErrInvalid]: the command cannot be run as it is; nothing was sent.
-//   - [ErrTimeout], [ErrCanceled]: Command.Timeout or ctx ended. Run returns promptly, at most a few seconds later, after
-//     it tried to stop the command and all its children; Result.StopConfirmed says whether that worked. If ctx has ended
-//     before, nothing is sent.
+//   - [ErrTimeout], [ErrCanceled]: Command.Timeout or ctx ended. Run returns promptly, after it tried to stop the command and
+//     all its children, which takes 8 seconds at most, and after a Timeout up to 2 more, to ask whether it has ended;
+//     Result.StopConfirmed says whether that worked. If ctx has ended before, nothing is sent.
 //   - [ErrUncertain]: it is not known how the command ended, or what it wrote last, or, with DispatchedUnknown, whether it
 //     began. Or the sandbox failed to pass the input on, it is not known how much of it arrived, and the command was stopped.
 //   - [ErrQuota]: the sandbox's disk was full, and the end of the output is lost. The command itself was not disturbed, and

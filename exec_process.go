@@ -251,6 +251,9 @@ func (p *Process) stop(ctx context.Context) (confirmed bool, err error) {
 //
 // What is left of Command.Stdin by then never arrives, and neither does its end: a command that reads on waits until it is
 // stopped. Result.StdinSize says how far it got.
+//
+// A command that nobody observes is no activity to the provider: the sandbox is stopped under it after
+// [Config.AutoStopMinutes], unless something else is asked of it meanwhile.
 func (p *Process) Detach() { p.x.abort(errDetached) }
 
 // Format writes where the command runs, and nothing of what it was given.

@@ -84,7 +84,8 @@ type ExportOptions struct {
 // The sandbox is not trusted: each member of its archive, and each link's target, is checked before it is applied, and
 // nothing is ever written outside the local directory. Permission bits, modification times to the second, symbolic
 // and hard links inside the tree, empty files and directories, holes of sparse files (with GNU tar), and names of any
-// bytes are kept; owners, set-id and sticky bits are not. FIFOs, devices and sockets are left out and listed.
+// bytes are kept; owners, set-id and sticky bits are not. A Windows host keeps of the permission bits only that against
+// writing, and a name that it cannot hold is an [ErrUnsafe]. FIFOs, devices and sockets are left out and listed.
 //
 // The sandbox's tar writes an archive into the lease's own directory, in pieces of 32 MiB of which at most four are there
 // at a time; the host downloads and extracts each while the next ones are made, in constant memory, going on where it

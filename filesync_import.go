@@ -49,8 +49,8 @@ type ImportOptions struct {
 	Mode fs.FileMode
 	// After are commands to run one after another once the files are in their places, each with its own Timeout, as
 	// [Executor.Run] runs them; they run, too, if there was nothing to send. The first one that fails ends the import with
-	// an error that holds an [*AfterError], with the exit code. The files stay where they are: what was published may
-	// already be in use.
+	// an error that holds an [*AfterError]: [ErrRefused] for an exit code other than 0, else the error of Run. The files stay
+	// where they are: what was published may already be in use.
 	After []Command
 	// StallTimeout is how long the transfer may make no progress before it ends with [ErrTimeout]: not a byte taken by
 	// the connection and, for what goes on in the sandbox, no change there, which is asked for only when it is silent. A
@@ -116,7 +116,8 @@ type FileMapping struct {
 // the earlier ones stay, and the error says so.
 //
 // Permission bits, modification times to the second, symbolic links (as they are, unless they are followed), hard links,
-// empty files and directories, and names of any bytes are kept. Owners become the sandbox's user; set-id and sticky bits are
+// empty files and directories, and names of any bytes are kept; a Windows host has no permission bits but that against writing,
+// and its hard links are sent as files. Owners become the sandbox's user; set-id and sticky bits are
 // dropped. Holes of 1 MiB and more in files of 8 MiB and more are kept, from a Linux host. Sockets, FIFOs and devices are
 // left out and listed. The lease's own directory in the workspace, ".leasehold", is never touched: an entry of that name is
 // left out and listed. Where only links in the remote path lead there, the sandbox finds that out with the upload, and an import
