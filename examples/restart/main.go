@@ -23,7 +23,7 @@ func main() {
 	api := flag.String("api", "", "base URL of the API; empty: Daytona's")
 	script := flag.String("script", "for i in 1 2 3 4 5 6; do echo $i; sleep 5; done", "what to run")
 	flag.Parse()
-	if err := run(context.Background(), *dir, *api, *script, os.Stdout); err != nil {
+	if err := run(context.Background(), *dir, leasehold.Config{APIURL: *api}, *script, os.Stdout); err != nil {
 		log.Fatal("restart: ", err)
 	}
 }
@@ -37,15 +37,14 @@ type state struct {
 	Exit    *int // known: what is left is the sandbox
 }
 
-func run(ctx context.Context, dir, api, script string, stdout io.Writer) (err error) {
+func run(ctx context.Context, dir string, config leasehold.Config, script string, stdout io.Writer) (err error) {
 	store, err := leasehold.NewFileStore(filepath.Join(dir, "leases"), leasehold.FileStoreOptions{})
 	if err != nil {
 		return err
 	}
-	provider, err := leasehold.New(leasehold.Config{
-		APIURL: api, Store: store, TTL: ttl,
-		AutoStopMinutes: new(int(ttl / time.Minute)), // or the sandbox is stopped under its command while the host is away
-	})
+	config.Store, config.TTL = store, ttl
+	config.AutoStopMinutes = new(int(ttl / time.Minute)) // or the sandbox is stopped under its command while the host is away
+	provider, err := leasehold.New(config)
 	if err != nil {
 		return err
 	}
@@ -69,11 +68,15 @@ func run(ctx context.Context, dir, api, script string, stdout io.Writer) (err er
 	if left == nil || left.Exit == nil {
 		var result leasehold.Result
 		process, err := goOn(ctx, provider, store, dir, left, script, output, stdout)
-		if err == nil {
+		for again := false; err == nil; again = true {
 			result, err = process.Wait()
-			if left != nil {
-				err = lost(err)
+			if again || !errors.Is(err, leasehold.ErrUncertain) {
+				err = lost(err, leasehold.ErrGone, leasehold.ErrNotFound, leasehold.ErrQuota, leasehold.ErrUncertain)
+				break
 			}
+			// The sandbox may have been out of reach for minutes, and the command may run: if it cannot be attached to now either,
+			// the next start goes on with it.
+			process, err = goOn(ctx, provider, store, dir, &state{Command: process.Ref()}, script, output, stdout)
 		}
 		if errors.Is(err, errLost) {
 			return errors.Join(err, settle())
@@ -94,9 +97,9 @@ func run(ctx context.Context, dir, api, script string, stdout io.Writer) (err er
 // the script may run again, as it does with the next start, is for whoever reads this.
 var errLost = errors.New("the command was started, perhaps did all of its work, and how it ended can never be known")
 
-// lost makes an error errLost if a command that an earlier run left has no result any more, however often it is asked for.
-func lost(err error) error {
-	for _, final := range []error{leasehold.ErrGone, leasehold.ErrNotFound, leasehold.ErrUncertain, leasehold.ErrQuota} {
+// lost makes an error errLost if it is one of those that would be the same however often the command is asked for.
+func lost(err error, final ...error) error {
+	for _, final := range final {
 		if errors.Is(err, final) {
 			return fmt.Errorf("%w: %w", errLost, err)
 		}
@@ -118,11 +121,8 @@ func goOn(ctx context.Context, provider leasehold.Provider, store leasehold.Stor
 				continue
 			}
 			lease, err := provider.Resume(ctx, *ref)
-			if errors.Is(err, leasehold.ErrGone) {
-				return nil, lost(err)
-			}
-			if err != nil { // it may be had yet
-				return nil, err
+			if err != nil { // else it may be had yet
+				return nil, lost(err, leasehold.ErrGone)
 			}
 			taken, err := output.Seek(0, io.SeekEnd) // what is in the file was taken, and nothing else
 			if err != nil {
@@ -130,7 +130,7 @@ func goOn(ctx context.Context, provider leasehold.Provider, store leasehold.Stor
 			}
 			fmt.Fprintln(stdout, "going on from byte", taken)
 			process, err := lease.Executor().Attach(ctx, left.Command, leasehold.Attachment{From: leasehold.Offsets{Stdout: taken}, Stdout: both})
-			return process, lost(err)
+			return process, lost(err, leasehold.ErrGone, leasehold.ErrNotFound)
 		}
 		return nil, fmt.Errorf("%w: its lease is not on the list any more", errLost)
 	}

@@ -4,11 +4,15 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/leasehold-go/leasehold"
 	"github.com/leasehold-go/leasehold/internal/emulator"
@@ -153,6 +157,79 @@ func TestACommandWithoutAnEnd(t *testing.T) {
 			}
 		})
 	}
+}
+
+// heard is an output that tells when a line came, but for dots.
+type heard chan string
+
+func (h heard) Write(p []byte) (int, error) {
+	for line := range strings.Lines(string(p)) {
+		if line != ".\n" {
+			h <- line
+		}
+	}
+	return len(p), nil
+}
+
+// TestAnOutageIsNoEnd: for minutes the sandbox cannot be reached, and the command goes on. The host's time is virtual, and stands
+// still while a connection is open.
+func TestAnOutageIsNoEnd(t *testing.T) {
+	t.Parallel()
+	state := t.TempDir()
+	server, _ := startServer(t, state)
+	wait := "; until [ -e %d ]; do echo .; sleep 0.05; done; " // nobody is kept waiting for output
+	script := "echo one" + fmt.Sprintf(wait, 1) + "echo two" + fmt.Sprintf(wait, 2) + "echo three"
+	synctest.Test(t, func(t *testing.T) {
+		host := func() (heard, chan error) {
+			server.SetFaults()
+			out, ended := make(heard, 100), make(chan error, 1)
+			go func() {
+				config := leasehold.Config{APIURL: server.URL(), APIKey: server.APIKey(), Transport: &http.Transport{DisableKeepAlives: true}}
+				ended <- run(t.Context(), state, config, script, out)
+				close(out)
+			}()
+			return out, ended
+		}
+		until := func(out heard, want ...string) {
+			for missing := len(want); missing > 0; {
+				line, ok := <-out
+				if !ok {
+					t.Fatalf("the host ended before it said %q", want)
+				}
+				if slices.Contains(want, line) {
+					missing--
+				}
+			}
+		}
+		open := func(gate string) {
+			if err := os.WriteFile(filepath.Join(server.Sandbox(server.Sandboxes()[0]).Home(), "workspace", gate), nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		outage := func(ended chan error) {
+			t.Helper()
+			server.SetFaults(emulator.Fault{Path: "/toolbox/**", Count: -1, Action: emulator.StatusBefore, Status: 502})
+			if err := <-ended; err == nil || errors.Is(err, errLost) || len(server.Sandboxes()) != 1 {
+				t.Fatalf("in an outage: %v, %d sandboxes, want an error that is not the command's end, and the sandbox", err, len(server.Sandboxes()))
+			}
+		}
+		out, ended := host()
+		until(out, "started\n", "one\n")
+		outage(ended)
+		open("1")
+		out, ended = host()
+		until(out, "two\n")
+		outage(ended)
+		open("2")
+		out, ended = host()
+		if err := <-ended; err != nil || creations(server) != 1 || len(server.Sandboxes()) != 0 {
+			t.Errorf("after the outages: %v, %d creations, sandboxes left: %v; want nil, 1 and none", err, creations(server), server.Sandboxes())
+		}
+		until(out, "exit 0\n")
+		if got, err := os.ReadFile(filepath.Join(state, "output")); err != nil || strings.ReplaceAll(string(got), ".\n", "") != "one\ntwo\nthree\n" {
+			t.Errorf("the output is %q, %v, want each line but the dots once", got, err)
+		}
+	})
 }
 
 func creations(server *emulator.Server) (n int) {
