@@ -28,6 +28,7 @@ const (
 
 // AcquireRequest asks for a lease.
 type AcquireRequest struct {
+	// Scope is whose the sandbox is. Each acquisition makes one of its own, of the same scope too.
 	Scope Scope
 	// Snapshot or Image is what the sandbox is made from, in place of what [Config] says of both and of Resources. With
 	// neither, Resources are in place of Config's, for its Image.

@@ -13,8 +13,8 @@ type LocalConfig struct {
 	// built one none, because nothing is built. Any image is accepted, and nothing is pulled.
 	Config Config
 	// Dir holds the sandboxes. Sandboxes in it outlive the provider, stopped, and can be resumed by a later one on the
-	// same directory, which one provider at a time may use. Empty: a temporary directory, removed by Close and, on
-	// Linux, after the death of the process.
+	// same directory, which one provider at a time may use. Their processes do not: of their commands the later one can attach
+	// to those that had ended. Empty: a temporary directory, removed by Close and, on Linux, after the death of the process.
 	Dir string
 	// Faults makes the backend misbehave by plan. Nil: it behaves. A plan is for one backend.
 	Faults *FaultPlan

@@ -93,7 +93,7 @@ type Provider interface {
 	// the rest, and closes idle connections. Calls that it does not wait for fail with [ErrClosed]: terminals, channels and
 	// transfers end, while commands go on, as after [Process.Detach]. It releases no lease: a lease outlives its host, but
 	// with [Config.Store] is an orphan unless a host resumes it, or uses it, within [Config.ClaimTime]. A local provider also
-	// ends its backend, and every sandbox and process in it. When ctx has ended it still waits for what it cancelled to tidy
+	// ends its backend: every process in it is killed and every sandbox stopped, or removed, see [LocalConfig].Dir. When ctx has ended it still waits for what it cancelled to tidy
 	// up, and tells the store what that is owed, for up to [Config.CallTimeout] each. Later calls return nil.
 	Close(ctx context.Context) error
 }
