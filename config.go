@@ -151,6 +151,11 @@ func (p *problems) add(field, format string, args ...any) {
 	*p = append(*p, FieldError{Field: field, Problem: fmt.Sprintf(format, args...)})
 }
 
+// of returns a function that adds a problem of a part of field.
+func (p *problems) of(field string) func(part, problem string) {
+	return func(part, problem string) { p.add(field+part, "%s", problem) }
+}
+
 // err returns nil, or one [*Error] of [KindInvalid] that lists every problem.
 func (p problems) err(op string) error {
 	if len(p) == 0 {
@@ -250,12 +255,10 @@ func (c *Config) stopsWithin(d time.Duration) bool {
 
 // checkTimeout refuses a command that may last until its sandbox is stopped under it, and thereby deleted. As long as
 // this process watches a command it counts as use; but the command is to outlive the process.
-func (c *Config) checkTimeout(op string, timeout time.Duration) error {
-	var p problems
+func (c *Config) checkTimeout(p *problems, field string, timeout time.Duration) {
 	if *c.AutoDeleteMinutes == 0 && c.stopsWithin(timeout) {
-		p.add("Command.Timeout", "is over Config.AutoStopMinutes, and Config.AutoDeleteMinutes 0 deletes a sandbox when it stops: its output would be lost with it")
+		p.add(field, "is over Config.AutoStopMinutes, and Config.AutoDeleteMinutes 0 deletes a sandbox when it stops: its output would be lost with it")
 	}
-	return p.err(op)
 }
 
 // checkAPIURL puts the URL into its canonical form: no trailing slash, so that the account fingerprint of one endpoint

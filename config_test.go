@@ -174,8 +174,9 @@ func TestCommandThatOutlivesItsSandbox(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := c.checkTimeout("run", tt.timeout); errors.Is(err, ErrInvalid) != tt.refused {
-			t.Errorf("checkTimeout(%v) with auto-stop %d and auto-delete %d = %v, want refused: %t", tt.timeout, tt.autoStop, tt.autoDelete, err, tt.refused)
+		var p problems
+		if c.checkTimeout(&p, "Timeout", tt.timeout); (len(p) == 1) != tt.refused {
+			t.Errorf("checkTimeout(%v) with auto-stop %d and auto-delete %d = %v, want refused: %t", tt.timeout, tt.autoStop, tt.autoDelete, p, tt.refused)
 		}
 	}
 }

@@ -206,40 +206,41 @@ func (x *Executor) Run(ctx context.Context, cmd Command) (_ Result, err error) {
 	return r.result(), r.failure(failure)
 }
 
-// check returns the command in the form that the script builder takes, or every problem of it.
-func (c *Command) check(op, workspace string) (script.Login, error) {
-	login := script.Login{Env: maps.Clone(c.Env), Args: slices.Clone(c.Args), Script: c.Script, Dir: workspace}
-	var p problems
+// check returns the command in the form that the script builder takes, and adds every problem of it, as of that field.
+func (c *Command) check(p *problems, field string, l *Lease) script.Login {
+	login := script.Login{Env: maps.Clone(c.Env), Args: slices.Clone(c.Args), Script: c.Script, Dir: l.inWorkspace(c.Dir)}
 	switch {
 	case len(c.Args) == 0 && c.Script == "":
-		p.add("Command", "has neither Args nor Script")
+		p.add(field, "has neither Args nor Script")
 	case len(c.Args) > 0 && c.Script != "":
-		p.add("Command", "has both Args and Script")
-	}
-	if path.IsAbs(c.Dir) {
-		login.Dir = path.Clean(c.Dir)
-	} else {
-		login.Dir = path.Join(workspace, c.Dir)
+		p.add(field, "has both Args and Script")
 	}
 	if c.Timeout < 0 {
-		p.add("Command.Timeout", "is negative")
+		p.add(field+".Timeout", "is negative")
 	}
+	l.p.cfg.checkTimeout(p, field+".Timeout", c.Timeout)
 	switch c.Profiles {
 	case ProfilesLogin:
 	case ProfilesNone:
 		login.Profiles = script.NoProfiles
 	default:
-		p.add("Command.Profiles", "is not a policy")
+		p.add(field+".Profiles", "is not a policy")
 	}
 	switch c.Transport {
 	case TransportDefault, TransportJournal, TransportSession:
 	default:
-		p.add("Command.Transport", "is not a transport")
+		p.add(field+".Transport", "is not a transport")
 	}
-	if err := login.Check(); err != nil {
-		p.add("Command", "cannot be sent: %s", err)
+	login.Check(p.of(field))
+	return login
+}
+
+// inWorkspace returns the absolute path of a directory in the sandbox: a relative one is meant in the workspace.
+func (l *Lease) inWorkspace(dir string) string {
+	if path.IsAbs(dir) {
+		return path.Clean(dir)
 	}
-	return login, p.err(op)
+	return path.Join(l.ref.Workspace, dir)
 }
 
 // gitTimeout is the Timeout of Git commands that use the network, unless they have one.

@@ -90,15 +90,12 @@ type execution struct {
 
 func newExecution(l *Lease, op string, cmd Command) (*execution, error) {
 	x := &execution{l: l, op: op, cmd: cmd, dispatched: DispatchedNo, stdout: newOutput(cmd.Stdout, cmd.CaptureLimit), stderr: newOutput(cmd.Stderr, cmd.CaptureLimit)}
-	var err error
-	x.login, err = x.cmd.check(op, l.ref.Workspace)
-	if err == nil {
-		err = l.p.cfg.checkTimeout(op, x.cmd.Timeout)
-	}
+	var p problems
+	x.login = x.cmd.check(&p, "Command", l)
 	if x.cmd.Timeout == 0 && usesNetwork(x.cmd.Args) {
 		x.cmd.Timeout = gitTimeout
 	}
-	return x, err
+	return x, p.err(op)
 }
 
 // failure is err as the public calls return it.

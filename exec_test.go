@@ -138,23 +138,43 @@ func TestRun(t *testing.T) {
 
 func TestRunRefusesWhatCannotRun(t *testing.T) {
 	r, l := execRig(t, TransportSession)
-	for name, cmd := range map[string]Command{
-		"nothing":          {},
-		"both":             {Args: []string{"true"}, Script: "true"},
-		"NUL":              {Args: []string{"echo", "a\x00b"}},
-		"environment key":  {Args: []string{"true"}, Env: map[string]string{"A-B": "x"}},
-		"negative timeout": {Args: []string{"true"}, Timeout: -1},
-		"policy":           {Args: []string{"true"}, Profiles: "some"},
-		"too long a word":  {Args: []string{"echo", strings.Repeat("x", 128<<10)}},
+	for name, tt := range map[string]struct {
+		cmd     Command
+		fields  string
+		message string // part of it
+	}{
+		"nothing":          {Command{}, "Command", "neither"},
+		"both":             {Command{Args: []string{"true"}, Script: "true"}, "Command", "both"},
+		"NUL in argument":  {Command{Args: []string{"echo", "a\x00b"}}, "Command.Args", "Command.Args holds a NUL byte in argument 1"},
+		"NUL in script":    {Command{Script: "a\x00b"}, "Command.Script", "Command.Script holds a NUL byte"},
+		"NUL in directory": {Command{Script: "true", Dir: "a\x00b"}, "Command.Dir", "Command.Dir holds a NUL byte"},
+		"NUL in value":     {Command{Script: "true", Env: map[string]string{"A": "a\x00b"}}, "Command.Env", "in the value of A"},
+		"environment key":  {Command{Args: []string{"true"}, Env: map[string]string{"A-B": "x"}}, "Command.Env", `"A-B"`},
+		"negative timeout": {Command{Args: []string{"true"}, Timeout: -1}, "Command.Timeout", "negative"},
+		"policy":           {Command{Args: []string{"true"}, Profiles: "some"}, "Command.Profiles", "not a policy"},
+		"too long a word":  {Command{Args: []string{"echo", strings.Repeat("x", 128<<10)}}, "Command.Args", "131071"},
+		"everything": {
+			Command{Args: []string{"-x"}, Script: "\x00", Dir: "\x00", Env: map[string]string{"A-B": "", "C D": ""}, Timeout: -1},
+			"Command Command.Timeout Command.Dir Command.Env Command.Env Command.Args Command.Script", `"C D"`,
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, err := runFails(t, t.Context(), l, cmd, KindInvalid, DispatchedNo)
-			if name == "too long a word" && !strings.Contains(err.Message, "131071") {
-				t.Errorf("the message %q does not name the limit", err.Message)
+			_, err := runFails(t, t.Context(), l, tt.cmd, KindInvalid, DispatchedNo)
+			if got := fieldsOf(err); got != tt.fields || !strings.Contains(err.Message, tt.message) {
+				t.Errorf("got %v of %s, want %s of %s", err, got, tt.message, tt.fields)
 			}
 		})
 	}
 	r.wantRequests(t)
+}
+
+// fieldsOf returns the names of the fields of an invalid input.
+func fieldsOf(err *Error) string {
+	var fields []string
+	for _, f := range err.Fields {
+		fields = append(fields, f.Field)
+	}
+	return strings.Join(fields, " ")
 }
 
 func TestAMissingDirectoryIsAnError(t *testing.T) {

@@ -3,6 +3,7 @@ package leasehold
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"io"
 	"io/fs"
 	"path"
@@ -370,10 +371,9 @@ func (t *transfer) completeImport(plan *importPlan, options ImportOptions) error
 	if options.Delete && options.Delta == DeltaNone {
 		return t.invalid("ImportOptions.Delete", "needs a Delta")
 	}
-	for _, cmd := range options.After {
-		if _, err := cmd.check(t.op, t.l.ref.Workspace); err != nil {
-			return err
-		}
+	var p problems
+	for i, cmd := range options.After {
+		cmd.check(&p, fmt.Sprintf("ImportOptions.After[%d]", i), t.l)
 	}
-	return nil
+	return p.err(t.op)
 }

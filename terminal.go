@@ -8,7 +8,6 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -266,13 +265,8 @@ func checkTerminalSize(p *problems, field string, size, standard int) int {
 // checkConsole returns the command of a console in the form that the script builder takes.
 func checkConsole(p *problems, options string, l *Lease, id string, args []string, dir string, env map[string]string) script.Login {
 	checkConsoleID(p, options+".ID", id, false)
-	login := script.Login{Profiles: script.NoProfiles, Args: slices.Clone(args), Env: maps.Clone(env), Dir: path.Join(l.ref.Workspace, dir)}
-	if path.IsAbs(dir) {
-		login.Dir = path.Clean(dir)
-	}
-	if err := login.Check(); err != nil {
-		p.add(options, "cannot be sent: %s", err)
-	}
+	login := script.Login{Profiles: script.NoProfiles, Args: slices.Clone(args), Env: maps.Clone(env), Dir: l.inWorkspace(dir)}
+	login.Check(p.of(options))
 	return login
 }
 

@@ -273,7 +273,7 @@ func checkRefusals(t *testing.T, h testHost) {
 		"bad run":              {"environmentAcquireLease", reusing.params(object{"runId": "a/b"}), codeWorker, "AcquireRequest.Scope.Run"},
 		"no lease":             {"environmentExecute", reusing.params(object{"lease": object{"providerLeaseId": nil}, "command": "true"}), codeWorker, "no lease"},
 		"no reference":         {"environmentResumeLease", reusing.params(object{"providerLeaseId": "x", "leaseMetadata": object{}}), codeWorker, "does not hold"},
-		"bad variable":         {"environmentExecute", reusing.script(lease, "true", object{"env": object{"a-b": "c"}}), codeWorker, "environment: a key"},
+		"bad variable":         {"environmentExecute", reusing.script(lease, "true", object{"env": object{"a-b": "c"}}), codeWorker, `has the key "a-b"`},
 		"no such directory":    {"environmentExecute", reusing.script(lease, "true", object{"cwd": workspace + "/nothing"}), codeWorker, "cannot be entered"},
 		"a relative host path": {"environmentSyncIn", operation(object{"sourcePath": "a", "targetPath": workspace + "/a", "kind": "file"}), codeInvalidParams, "host's path"},
 		"a host path with ..":  {"environmentSyncOut", operation(object{"sourcePath": workspace + "/a", "targetPath": "/tmp/../etc/a", "kind": "file"}), codeInvalidParams, "host's path"},

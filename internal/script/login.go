@@ -78,49 +78,44 @@ func (l Login) shell(name string) string {
 	return "if command -v bash >/dev/null; then " + name + "=bash; else " + name + "=/bin/sh; fi"
 }
 
-// Check returns an error if the command cannot be written as a script: a NUL byte, an environment key that is not an
-// identifier, a program name that env or exec would take for something else, a string beyond [MaxWord].
-func (l Login) Check() error {
-	if err := CheckWord(l.Dir); err != nil {
-		return fmt.Errorf("directory: %w", err)
+// Check reports everything that keeps the command from being written as a script: a NUL byte, an environment key that is not
+// an identifier, a program name that env or exec would take for something else, a string beyond [MaxWord]. A field begins
+// with a dot, and is empty for the whole command. A problem holds no value: of a key, only what comes before an "=".
+func (l Login) Check(report func(field, problem string)) {
+	if holdsNUL(l.Dir) {
+		report(".Dir", "holds a NUL byte")
 	}
+	size := 0
 	for _, key := range slices.Sorted(maps.Keys(l.Env)) {
-		if !ValidKey(key) {
-			return fmt.Errorf("environment: a key must match [A-Za-z_][A-Za-z0-9_]*")
-		}
-		if err := CheckWord(l.Env[key]); err != nil {
-			return fmt.Errorf("environment variable %s: %w", key, err)
-		}
-		if len(key)+1+len(l.Env[key]) > MaxWord {
-			return fmt.Errorf("environment variable %s: longer than the %d bytes that one string may have", key, MaxWord)
+		value := l.Env[key]
+		size += len(key) + len(value) + 2
+		switch {
+		case !ValidKey(key):
+			name, _, _ := strings.Cut(key, "=")
+			report(".Env", fmt.Sprintf("has the key %.100q, and a key must match [A-Za-z_][A-Za-z0-9_]*", name))
+		case holdsNUL(value):
+			report(".Env", fmt.Sprintf("holds a NUL byte in the value of %.100s", key))
+		case len(key)+1+len(value) > MaxWord:
+			report(".Env", fmt.Sprintf("has a value of %.100s that is longer than the %d bytes that one string may have", key, MaxWord))
 		}
 	}
 	for i, arg := range l.Args {
-		if err := CheckWord(arg); err != nil {
-			return fmt.Errorf("argument %d: %w", i, err)
-		}
-		if len(arg) > MaxWord {
-			return fmt.Errorf("argument %d: longer than the %d bytes that one argument may have", i, MaxWord)
-		}
-	}
-	if len(l.Args) > 0 {
-		if l.Args[0] == "" || strings.HasPrefix(l.Args[0], "-") {
-			return fmt.Errorf("argument 0: a program's name cannot be empty or start with a dash")
-		}
-	} else if err := CheckWord(l.Script); err != nil {
-		return fmt.Errorf("script: %w", err)
-	}
-	size := 0
-	for key, value := range l.Env {
-		size += len(key) + len(value) + 2
-	}
-	for _, arg := range l.Args {
 		size += len(arg) + 1
+		switch {
+		case holdsNUL(arg):
+			report(".Args", fmt.Sprintf("holds a NUL byte in argument %d", i))
+		case len(arg) > MaxWord:
+			report(".Args", fmt.Sprintf("has an argument %d that is longer than the %d bytes that one may have", i, MaxWord))
+		case i == 0 && (arg == "" || arg[0] == '-'):
+			report(".Args", "has an argument 0, a program's name, that is empty or starts with a dash")
+		}
+	}
+	if holdsNUL(l.Script) {
+		report(".Script", "holds a NUL byte")
 	}
 	if size > MaxArguments {
-		return fmt.Errorf("arguments and environment take %d bytes, and may have %d", size, MaxArguments)
+		report("", fmt.Sprintf("has arguments and an environment of %d bytes, and may have %d", size, MaxArguments))
 	}
-	return nil
 }
 
 // longScript reports that the script is too long for an argument. Then the record's neighbour ".s" holds it.

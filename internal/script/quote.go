@@ -4,17 +4,13 @@
 package script
 
 import (
-	"errors"
 	"fmt"
 	"strings"
 	"unicode/utf8"
 )
 
-// ErrNUL reports a NUL byte in something that a shell must carry. No shell word can hold one.
-var ErrNUL = errors.New("a shell word cannot hold a NUL byte")
-
 // Quote returns s as one word of a POSIX shell, whatever bytes it holds: newlines, quotes, invalid UTF-8. A NUL byte cannot be
-// quoted: callers refuse it first, see [CheckWord].
+// quoted: callers refuse it first, see [Login.Check].
 func Quote(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
@@ -31,13 +27,8 @@ func QuoteAll(words []string) string {
 	return b.String()
 }
 
-// CheckWord returns [ErrNUL] if s holds a NUL byte.
-func CheckWord(s string) error {
-	if strings.IndexByte(s, 0) >= 0 {
-		return ErrNUL
-	}
-	return nil
-}
+// holdsNUL reports whether s holds a NUL byte, which no shell word can.
+func holdsNUL(s string) bool { return strings.IndexByte(s, 0) >= 0 }
 
 // ValidKey reports whether key can name an environment variable in every shell and in the daemon: [A-Za-z_][A-Za-z0-9_]*.
 func ValidKey(key string) bool {
