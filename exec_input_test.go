@@ -6,10 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"strings"
 	"testing"
-	"testing/fstest"
 	"time"
 
 	"github.com/leasehold-go/leasehold/internal/emulator"
@@ -149,56 +147,5 @@ func TestAReaderThatFailsStopsTheCommand(t *testing.T) {
 	got, err := runFails(t, t.Context(), l, Command{Script: "cat >/dev/null; sleep 60", Stdin: in}, KindIO, DispatchedYes)
 	if !errors.Is(err, broken) || !got.StopConfirmed || got.StdinSize == 0 {
 		t.Errorf("Run() = %+v, %v; want the reader's error and a confirmed stop", got, err)
-	}
-}
-
-// emptyFS is a file system whose files return nothing, and no error either.
-type emptyFS struct{ fs.FS }
-
-type emptyFile struct{ fs.File }
-
-func (f emptyFS) Open(name string) (fs.File, error) {
-	file, err := f.FS.Open(name)
-	if fi, statErr := fs.Stat(f.FS, name); err != nil || statErr != nil || fi.IsDir() {
-		return file, err
-	}
-	return emptyFile{file}, nil
-}
-
-func (emptyFile) Read([]byte) (int, error) { return 0, nil }
-
-func TestAReaderThatReturnsNothingEndsTheCall(t *testing.T) {
-	t.Parallel()
-	_, l := execRig(t, TransportJournal)
-	empty := readerFunc(func([]byte) (int, error) { return 0, nil })
-	run := func(cmd Command) func() error {
-		return func() error { return second(l.Executor().Run(t.Context(), cmd)) }
-	}
-	importFS := func(size int, options ImportOptions) func() error {
-		fsys := emptyFS{fstest.MapFS{"f": {Data: make([]byte, size), Mode: 0o644, ModTime: time.Unix(1, 0)}}}
-		return func() error { return second(l.Importer().FS(t.Context(), fsys, "in", options)) }
-	}
-	mustRun(t, l, Command{Script: "mkdir in && printf x >in/f && chmod 644 in/f"}, finished(0, "", ""))
-	for name, call := range map[string]func() error{
-		"journal":       run(Command{Args: []string{"cat"}, Stdin: empty, Transport: TransportJournal}),
-		"session":       run(Command{Args: []string{"cat"}, Stdin: empty, Transport: TransportSession}),
-		"after a while": run(Command{Args: []string{"cat"}, Stdin: io.MultiReader(bytes.NewReader(numbered(100_000)), empty)}),
-		"channel": func() error {
-			ch := openChannel(t, l, ChannelOptions{Args: []string{"cat"}})
-			defer ch.Close()
-			_, err := io.Copy(ch, empty)
-			return err
-		},
-		"tar":          func() error { return second(l.Importer().Tar(t.Context(), empty, "in", ImportOptions{})) },
-		"files":        importFS(1, ImportOptions{}),
-		"large files":  importFS(16<<20, ImportOptions{}),
-		"file digests": importFS(1, ImportOptions{Delta: DeltaDigests}),
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			if err := call(); !errors.Is(err, io.ErrNoProgress) || name != "channel" && !errors.Is(err, ErrIO) {
-				t.Errorf("error = %v, want io.ErrNoProgress", err)
-			}
-		})
 	}
 }
