@@ -145,8 +145,9 @@ type transfer struct {
 	box  *daytona.Toolbox
 	done func() // ends the activity on the lease
 
-	source string // what was refused, for errors
-	full   bool   // the sandbox has no room for an export's scratch files
+	bad    problems // of the caller's input
+	source string   // what was refused, for errors
+	full   bool     // the sandbox has no room for an export's scratch files
 }
 
 // transfer begins a transfer, whose done ends it. It sends nothing.
@@ -351,32 +352,33 @@ func (t *transfer) archived(ctx context.Context, err error) error {
 
 // remotePath makes an absolute path of one in the sandbox, which the caller gave as field: relative ones belong to the
 // workspace, "" is the workspace.
-func (t *transfer) remotePath(field, name string) (string, error) {
+func (t *transfer) remotePath(field, name string) string {
+	dir, own := t.l.inWorkspace(name), t.own()
 	switch {
 	case strings.ContainsRune(name, 0):
-		return "", t.invalid(field, "has a NUL byte")
+		t.bad.add(field, "has a NUL byte")
 	case !utf8.ValidString(name):
-		return "", t.invalid(field, "is not UTF-8, which the provider's interface cannot carry")
-	case !path.IsAbs(name):
-		name = path.Join(t.l.ref.Workspace, name)
+		t.bad.add(field, "is not UTF-8, which the provider's interface cannot carry")
+	case strings.Contains(dir+"/", "/"+archive.StagePrefix):
+		t.bad.add(field, "has a name of the library's own scratch")
+	case dir == own || strings.HasPrefix(dir, own+"/"):
+		t.bad.add(field, "is the lease's own directory")
 	}
-	name = path.Clean(name)
-	if strings.Contains(name+"/", "/"+archive.StagePrefix) {
-		return "", t.invalid(field, "has a name of the library's own scratch")
-	}
-	if own := t.own(); name == own || strings.HasPrefix(name, own+"/") {
-		return "", t.invalid(field, "is the lease's own directory")
-	}
-	return name, nil
+	return dir
 }
 
-func (t *transfer) invalid(field, format string, args ...any) *Error {
-	var p problems
-	p.add(field, format, args...)
-	e := p.err(t.op).(*Error)
-	e.Sandbox = t.l.ref.Sandbox
-	return e
+// localPath checks a path of the host, which the caller gave as field.
+func (t *transfer) localPath(field, name string) {
+	switch {
+	case name == "": // which would mean the working directory of the process
+		t.bad.add(field, "is empty")
+	case strings.ContainsRune(name, 0):
+		t.bad.add(field, "has a NUL byte")
+	}
 }
+
+// invalid is the error of the caller's input, and nil if it has no problem.
+func (t *transfer) invalid() error { return ofSandbox(t.l.ref.Sandbox, t.bad.err(t.op)) }
 
 // own is the lease's own directory in the sandbox.
 func (t *transfer) own() string { return path.Join(t.l.ref.Workspace, sentinelDir) }

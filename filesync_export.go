@@ -98,7 +98,8 @@ type ExportOptions struct {
 // Where the sandbox has no room even for that, because its disk is full, a quota is used up or files are limited in
 // their size, the archive comes through a terminal instead, without a file in the sandbox: see [RouteTerminal].
 func (x *Exporter) Dir(ctx context.Context, remoteDir, localDir string, options ExportOptions) (TransferResult, error) {
-	return x.run(ctx, "export directory", options, func(t *transfer) (exportJob, error) {
+	return x.run(ctx, "export directory", options, func(t *transfer) exportJob {
+		t.localPath("localDir", localDir)
 		return t.exportDir(remoteDir, options, func(ctx context.Context, r io.Reader, o archive.ExtractOptions) (archive.Summary, error) {
 			return archive.Extract(ctx, r, localDir, o)
 		})
@@ -111,15 +112,15 @@ func (x *Exporter) Dir(ctx context.Context, remoteDir, localDir string, options 
 // Mode mean nothing. Writes happen one at a time; one that does not return holds up Tar.
 func (x *Exporter) Tar(ctx context.Context, remoteDir string, w io.Writer, options ExportOptions) (TransferResult, error) {
 	out := &countingWriter{w: w}
-	return x.run(ctx, "export tar", options, func(t *transfer) (exportJob, error) {
+	return x.run(ctx, "export tar", options, func(t *transfer) exportJob {
 		if w == nil {
-			return exportJob{}, t.invalid("w", "is nil")
+			t.bad.add("w", "is nil")
 		}
-		job, err := t.exportDir(remoteDir, options, func(ctx context.Context, r io.Reader, o archive.ExtractOptions) (archive.Summary, error) {
+		job := t.exportDir(remoteDir, options, func(ctx context.Context, r io.Reader, o archive.ExtractOptions) (archive.Summary, error) {
 			return archive.Copy(ctx, r, out, o)
 		})
 		job.started = func() bool { return out.n > 0 }
-		return job, err
+		return job
 	})
 }
 
@@ -157,13 +158,13 @@ func (x *Exporter) Files(ctx context.Context, files []FileMapping, options Expor
 }
 
 func (x *Exporter) files(ctx context.Context, op string, files []FileMapping, options ExportOptions) (TransferResult, error) {
-	return x.run(ctx, op, options, func(t *transfer) (exportJob, error) {
+	return x.run(ctx, op, options, func(t *transfer) exportJob {
 		var job exportJob
 		if len(options.Exclude) > 0 {
-			return job, t.invalid("ExportOptions.Exclude", "is for directories: single files have nothing to exclude")
+			t.bad.add("ExportOptions.Exclude", "is for directories: single files have nothing to exclude")
 		}
 		if len(files) > MaxExportFiles {
-			return job, t.invalid("files", "are more than %d", MaxExportFiles)
+			t.bad.add("files", "are more than %d", MaxExportFiles)
 		}
 		type source struct {
 			path   string
@@ -172,18 +173,19 @@ func (x *Exporter) files(ctx context.Context, op string, files []FileMapping, op
 		sources := make([]source, len(files))
 		local := make(map[string]bool, len(files))
 		for i, f := range files {
-			remote, err := t.remotePath("FileMapping.Remote", f.Remote)
-			if err != nil {
-				return job, err
-			}
+			remote := t.remotePath("FileMapping.Remote", f.Remote)
 			if remote == "/" || f.Remote == "" {
-				return job, t.invalid("FileMapping.Remote", "does not name a file")
+				t.bad.add("FileMapping.Remote", "does not name a file")
 			}
-			if abs, err := filepath.Abs(f.Local); err != nil || f.Local == "" || local[abs] {
-				return job, t.invalid("FileMapping.Local", "is empty, or given twice")
-			} else {
-				local[abs] = true
+			t.localPath("FileMapping.Local", f.Local)
+			abs, err := filepath.Abs(f.Local)
+			switch {
+			case err != nil:
+				t.bad.add("FileMapping.Local", "is relative, and the working directory is not known")
+			case local[abs]:
+				t.bad.add("FileMapping.Local", "%s is the destination of two files", archive.QuoteName(f.Local))
 			}
+			local[abs] = true
 			sources[i] = source{remote, archive.Target{Name: "./" + path.Base(remote), Path: f.Local, Mode: cmp.Or(f.Mode, options.Mode)}}
 		}
 		// Those of one directory are archived together.
@@ -197,7 +199,7 @@ func (x *Exporter) files(ctx context.Context, op string, files []FileMapping, op
 		job.extract = func(ctx context.Context, r io.Reader, o archive.ExtractOptions) (archive.Summary, error) {
 			return archive.ExtractFiles(ctx, r, targets, o)
 		}
-		return job, nil
+		return job
 	})
 }
 
@@ -213,11 +215,8 @@ type exportJob struct {
 // exportDir makes the job for a directory.
 func (t *transfer) exportDir(remote string, options ExportOptions,
 	extract func(context.Context, io.Reader, archive.ExtractOptions) (archive.Summary, error),
-) (exportJob, error) {
-	source, err := t.remotePath("remoteDir", remote)
-	if err != nil {
-		return exportJob{}, err
-	}
+) exportJob {
+	source := t.remotePath("remoteDir", remote)
 	patterns := append([]string{}, options.Exclude...)
 	patterns = append(patterns, archive.StagePrefix+"*")
 	if own, ok := below(t.own(), source); ok {
@@ -225,15 +224,15 @@ func (t *transfer) exportDir(remote string, options ExportOptions,
 	}
 	exclude, err := archive.NewMatcher(patterns)
 	if err != nil {
-		return exportJob{}, t.invalid("ExportOptions.Exclude", "%s", err)
+		t.bad.add("ExportOptions.Exclude", "%s", err)
 	}
 	job := exportJob{request: archive.RemoteExport{Dir: source, Exclude: exclude}, extract: extract}
 	job.extraction.Exclude = exclude
-	return job, nil
+	return job
 }
 
 // completeExport checks the options, and gives them to the job.
-func (t *transfer) completeExport(job *exportJob, options ExportOptions) error {
+func (t *transfer) completeExport(job *exportJob, options ExportOptions) {
 	for _, limit := range []struct {
 		field string
 		value int64
@@ -242,11 +241,11 @@ func (t *transfer) completeExport(job *exportJob, options ExportOptions) error {
 		{"MaxDepth", int64(options.MaxDepth)}, {"MaxRatio", options.MaxRatio},
 	} {
 		if limit.value < 0 {
-			return t.invalid("ExportOptions."+limit.field, "is negative")
+			t.bad.add("ExportOptions."+limit.field, "is negative")
 		}
 	}
 	if options.UnsafeLinks < LinksReject || options.UnsafeLinks > LinksKeepAbsolute {
-		return t.invalid("ExportOptions.UnsafeLinks", "is not a LinkPolicy")
+		t.bad.add("ExportOptions.UnsafeLinks", "is not a LinkPolicy")
 	}
 	job.request.Scratch = path.Join(t.own(), archive.StageName())
 	job.request.Live = options.AllowChanges
@@ -255,10 +254,9 @@ func (t *transfer) completeExport(job *exportJob, options ExportOptions) error {
 		MaxEntries: options.MaxEntries, MaxBytes: options.MaxBytes, MaxName: options.MaxName, MaxDepth: options.MaxDepth,
 		MaxRatio: options.MaxRatio, Reserve: options.Reserve,
 	}
-	return nil
 }
 
-func (x *Exporter) run(ctx context.Context, op string, options ExportOptions, prepare func(*transfer) (exportJob, error)) (_ TransferResult, err error) {
+func (x *Exporter) run(ctx context.Context, op string, options ExportOptions, prepare func(*transfer) exportJob) (_ TransferResult, err error) {
 	start := time.Now()
 	ctx, span := x.l.p.span(ctx, op)
 	defer func() { endSpan(span, err) }()
@@ -268,11 +266,9 @@ func (x *Exporter) run(ctx context.Context, op string, options ExportOptions, pr
 	if err != nil {
 		return TransferResult{}, err
 	}
-	job, err := prepare(t)
-	if err == nil {
-		err = t.completeExport(&job, options)
-	}
-	if err != nil {
+	job := prepare(t)
+	t.completeExport(&job, options)
+	if err := t.invalid(); err != nil {
 		t.done()
 		return TransferResult{}, err
 	}

@@ -587,3 +587,30 @@ func TestF1SandboxUserWhoSwapsPathsDuringTheExport(t *testing.T) {
 	<-done
 	wantNoScratch(t, l, host)
 }
+
+func TestAnEmptyPathOfTheHostIsInvalid(t *testing.T) {
+	r := newRig(t, Config{}, emulator.Options{})
+	l := r.acquired(t)
+	r.server.ResetRequests()
+	for _, local := range []string{"", "a\x00b"} {
+		for field, do := range map[string]func() (TransferResult, error){
+			"localDir": func() (TransferResult, error) { return l.Importer().Dir(t.Context(), local, "d", ImportOptions{}) },
+			"localDir of an export": func() (TransferResult, error) {
+				return l.Exporter().Dir(t.Context(), "d", local, ExportOptions{})
+			},
+			"FileMapping.Local": func() (TransferResult, error) {
+				return l.Importer().File(t.Context(), local, "f", ImportOptions{})
+			},
+			"FileMapping.Local of an export": func() (TransferResult, error) {
+				return l.Exporter().File(t.Context(), "f", local, ExportOptions{})
+			},
+		} {
+			_, err := do()
+			field, _, _ = strings.Cut(field, " ")
+			if e := wantError(t, err, KindInvalid); fieldsOf(e) != field || e.Dispatched != DispatchedNo {
+				t.Errorf("%v names %s, want %s, and nothing sent", e, fieldsOf(e), field)
+			}
+		}
+	}
+	r.wantRequests(t)
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -143,7 +144,9 @@ type FileMapping struct {
 // [DispatchedUnknown]. The scratch directory is removed in the background, which giving back the lease waits for. A read of a
 // file that blocks when the context ended, as on a network's file system, may return after Dir, and is the last.
 func (i *Importer) Dir(ctx context.Context, localDir, remoteDir string, options ImportOptions) (TransferResult, error) {
-	return i.tree(ctx, "import directory", remoteDir, options, func() (archive.Source, error) { return archive.Dir(localDir) })
+	return i.tree(ctx, "import directory", remoteDir, options,
+		func(t *transfer) { t.localPath("localDir", localDir) },
+		func() (archive.Source, error) { return archive.Dir(localDir) })
 }
 
 // FS copies the content of a file system, such as an [embed.FS], [os.DirFS] or [testing/fstest.MapFS], into a directory
@@ -151,39 +154,34 @@ func (i *Importer) Dir(ctx context.Context, localDir, remoteDir string, options 
 // known if it implements [fs.ReadLinkFS]. All else is as with [Importer.Dir]: that a read may return after FS, too, so that what
 // fsys needs must not be taken away before.
 func (i *Importer) FS(ctx context.Context, fsys fs.FS, remoteDir string, options ImportOptions) (TransferResult, error) {
-	var open func() (archive.Source, error)
-	if fsys != nil {
-		open = func() (archive.Source, error) { return archive.FS(fsys), nil }
-	}
-	return i.tree(ctx, "import file system", remoteDir, options, open)
+	return i.tree(ctx, "import file system", remoteDir, options,
+		func(t *transfer) {
+			if fsys == nil {
+				t.bad.add("fsys", "is nil")
+			}
+		},
+		func() (archive.Source, error) { return archive.FS(fsys), nil })
 }
 
-func (i *Importer) tree(ctx context.Context, op, remoteDir string, options ImportOptions, open func() (archive.Source, error)) (TransferResult, error) {
-	return i.run(ctx, op, options, func(t *transfer) (importPlan, error) {
-		if open == nil {
-			return importPlan{}, t.invalid("fsys", "is nil")
-		}
+// tree imports a directory, whose name check looks at.
+func (i *Importer) tree(ctx context.Context, op, remoteDir string, options ImportOptions,
+	check func(*transfer), open func() (archive.Source, error),
+) (TransferResult, error) {
+	return i.run(ctx, op, options, func(t *transfer) importPlan {
+		check(t)
 		exclude, err := archive.NewMatcher(options.Exclude)
 		if err != nil {
-			return importPlan{}, t.invalid("ImportOptions.Exclude", "%s", err)
+			t.bad.add("ImportOptions.Exclude", "%s", err)
 		}
-		dest, err := t.remotePath("remoteDir", remoteDir)
-		if err != nil {
-			return importPlan{}, err
-		}
+		dest := t.remotePath("remoteDir", remoteDir)
 		plan := importPlan{delta: options.Delta, remove: options.Delete}
 		write := archive.WriteOptions{Exclude: exclude, RepeatDirs: true, Follow: options.FollowLinks}
 		own, ownBelow := below(t.own(), dest)
-		switch {
-		case options.UnsafeLinks != LinksReject:
-			return plan, t.invalid("ImportOptions.UnsafeLinks", "is for streams")
-		case options.Mode != 0:
-			return plan, t.invalid("ImportOptions.Mode", "is for single files")
-		case options.Delta != DeltaNone && options.Access == AccessReadOnly:
-			return plan, t.invalid("ImportOptions.Delta", "does not go with AccessReadOnly: a bundle is replaced as a whole")
-		case options.Access == AccessReadOnly && ownBelow:
-			return plan, t.invalid("ImportOptions.Access", "makes a read-only bundle, which the workspace cannot be")
-		case options.Access == AccessReadOnly:
+		t.only("is for streams", "UnsafeLinks", options.UnsafeLinks != LinksReject)
+		t.only("is for single files", "Mode", options.Mode != 0)
+		if options.Access == AccessReadOnly {
+			t.only("does not go with AccessReadOnly: a bundle is replaced as a whole", "Delta", options.Delta != DeltaNone)
+			t.only("makes a read-only bundle, which the workspace cannot be", "Access", ownBelow)
 			plan.bundle = path.Base(dest)
 			write.ReadOnly, write.Prefix = true, plan.bundle+"/"
 			dest, own = path.Dir(dest), ""
@@ -199,7 +197,7 @@ func (i *Importer) tree(ctx context.Context, op, remoteDir string, options Impor
 			}
 			return archive.LoadTree(ctx, src, write)
 		}}}
-		return plan, nil
+		return plan
 	})
 }
 
@@ -225,54 +223,52 @@ const maxFileDirs = 1000
 
 func (i *Importer) files(ctx context.Context, op string, files []FileMapping, options ImportOptions) (TransferResult, error) {
 	files = slices.Clone(files)
-	return i.run(ctx, op, options, func(t *transfer) (importPlan, error) {
-		switch {
-		case len(options.Exclude) > 0:
-			return importPlan{}, t.invalid("ImportOptions.Exclude", "is for directories: single files have nothing to exclude")
-		case options.FollowLinks:
-			return importPlan{}, t.invalid("ImportOptions.FollowLinks", "is for directories: the links of single files are always followed")
-		case options.UnsafeLinks != LinksReject:
-			return importPlan{}, t.invalid("ImportOptions.UnsafeLinks", "is for streams")
-		case options.Delta != DeltaNone:
-			return importPlan{}, t.invalid("ImportOptions.Delta", "is for directories")
-		case options.Access == AccessReadOnly:
-			return importPlan{}, t.invalid("ImportOptions.Access", "makes a read-only bundle, which only a directory can be")
-		}
+	return i.run(ctx, op, options, func(t *transfer) importPlan {
+		t.only("is for directories: single files have nothing to exclude", "Exclude", len(options.Exclude) > 0)
+		t.only("is for directories: the links of single files are always followed", "FollowLinks", options.FollowLinks)
+		t.only("is for streams", "UnsafeLinks", options.UnsafeLinks != LinksReject)
+		t.only("is for directories", "Delta", options.Delta != DeltaNone)
+		t.only("makes a read-only bundle, which only a directory can be", "Access", options.Access == AccessReadOnly)
 		groups := map[string][]archive.HostFile{}
 		names := map[string]bool{}
 		for _, f := range files {
-			dest, err := t.remotePath("FileMapping.Remote", f.Remote)
+			t.localPath("FileMapping.Local", f.Local)
+			dest := t.remotePath("FileMapping.Remote", f.Remote)
 			switch {
-			case err != nil:
-				return importPlan{}, err
 			case dest == "/" || f.Remote == "" || strings.HasSuffix(f.Remote, "/"):
-				return importPlan{}, t.invalid("FileMapping.Remote", "does not name a file")
+				t.bad.add("FileMapping.Remote", "does not name a file")
 			case names[dest]:
-				return importPlan{}, t.invalid("FileMapping.Remote", "%s is the destination of two files", archive.QuoteName(dest))
+				t.bad.add("FileMapping.Remote", "%s is the destination of two files", archive.QuoteName(dest))
 			}
 			names[dest] = true
 			dir := path.Dir(dest)
 			groups[dir] = append(groups[dir], archive.HostFile{Path: f.Local, Name: path.Base(dest), Mode: cmp.Or(f.Mode, options.Mode)})
 		}
 		var plan importPlan
-		for dir, group := range groups {
+		for _, dir := range slices.Sorted(maps.Keys(groups)) {
 			for at := dir; at != "/"; at = path.Dir(at) {
 				if names[at] {
-					return importPlan{}, t.invalid("FileMapping.Remote", "%s is the destination of a file, and the directory of another one's", archive.QuoteName(at))
+					t.bad.add("FileMapping.Remote", "%s is the destination of a file, and the directory of another one's", archive.QuoteName(at))
 				}
 			}
 			write := archive.WriteOptions{MaxName: maxEntryPath(dir)}
 			plan.stages = append(plan.stages, importStage{dir, func(ctx context.Context) (*archive.Load, error) {
-				return archive.LoadFiles(ctx, group, write)
+				return archive.LoadFiles(ctx, groups[dir], write)
 			}})
 			plan.writable = append(plan.writable, dir)
 		}
 		if len(plan.stages) > maxFileDirs {
-			return importPlan{}, t.invalid("files", "go to more than %d directories", maxFileDirs)
+			t.bad.add("files", "go to more than %d directories", maxFileDirs)
 		}
-		slices.SortFunc(plan.stages, func(a, b importStage) int { return cmp.Compare(a.dest, b.dest) })
-		return plan, nil
+		return plan
 	})
+}
+
+// only refuses an option where it is set.
+func (t *transfer) only(problem, option string, set bool) {
+	if set {
+		t.bad.add("ImportOptions."+option, "%s", problem)
+	}
 }
 
 // Tar copies the entries of an uncompressed tar stream into a directory of the sandbox. Nobody need vouch for the
@@ -291,28 +287,19 @@ func (i *Importer) files(ctx context.Context, op string, files []FileMapping, op
 // the last. What is held in memory grows by about 40 bytes with each entry, and by about 110 and its own name with each
 // directory; the totals of Progress are not known. All else is as with [Importer.Dir].
 func (i *Importer) Tar(ctx context.Context, stream io.Reader, remoteDir string, options ImportOptions) (TransferResult, error) {
-	return i.run(ctx, "import stream", options, func(t *transfer) (importPlan, error) {
+	return i.run(ctx, "import stream", options, func(t *transfer) importPlan {
 		if stream == nil {
-			return importPlan{}, t.invalid("stream", "is nil")
+			t.bad.add("stream", "is nil")
 		}
 		exclude, err := archive.NewMatcher(options.Exclude)
 		if err != nil {
-			return importPlan{}, t.invalid("ImportOptions.Exclude", "%s", err)
+			t.bad.add("ImportOptions.Exclude", "%s", err)
 		}
-		dest, err := t.remotePath("remoteDir", remoteDir)
-		if err != nil {
-			return importPlan{}, err
-		}
-		switch {
-		case options.FollowLinks:
-			return importPlan{}, t.invalid("ImportOptions.FollowLinks", "is for directories: the links of a stream lead nowhere on the host")
-		case options.Delta != DeltaNone:
-			return importPlan{}, t.invalid("ImportOptions.Delta", "is for directories")
-		case options.Access == AccessReadOnly:
-			return importPlan{}, t.invalid("ImportOptions.Access", "makes a read-only bundle, which only a directory can be")
-		case options.Mode != 0:
-			return importPlan{}, t.invalid("ImportOptions.Mode", "is for single files")
-		}
+		dest := t.remotePath("remoteDir", remoteDir)
+		t.only("is for directories: the links of a stream lead nowhere on the host", "FollowLinks", options.FollowLinks)
+		t.only("is for directories", "Delta", options.Delta != DeltaNone)
+		t.only("makes a read-only bundle, which only a directory can be", "Access", options.Access == AccessReadOnly)
+		t.only("is for single files", "Mode", options.Mode != 0)
 		own, _ := below(t.own(), dest)
 		write := archive.WriteOptions{
 			Exclude: exclude, RepeatDirs: true, Links: archive.LinkPolicy(options.UnsafeLinks),
@@ -322,7 +309,7 @@ func (i *Importer) Tar(ctx context.Context, stream io.Reader, remoteDir string, 
 		source := &watchedReader{Reader: stream}
 		return importPlan{stream: source, writable: []string{dest}, stages: []importStage{{dest, func(context.Context) (*archive.Load, error) {
 			return archive.LoadTar(source, archive.ExtractOptions{}, write), nil
-		}}}}, nil
+		}}}}
 	})
 }
 
@@ -339,41 +326,36 @@ func maxEntryPath(dest string) int {
 }
 
 // completeImport refuses options that no import knows, and gives the plan what every import does with the others.
-func (t *transfer) completeImport(plan *importPlan, options ImportOptions) error {
+func (t *transfer) completeImport(plan *importPlan, options ImportOptions) {
 	switch options.Access {
 	case AccessDefault, AccessReadWrite, AccessReadOnly:
 	default:
-		return t.invalid("ImportOptions.Access", "is not one of its values")
+		t.bad.add("ImportOptions.Access", "is not one of its values")
 	}
 	switch options.Delta {
 	case DeltaNone, DeltaTimes, DeltaDigests:
 	default:
-		return t.invalid("ImportOptions.Delta", "is not one of its values")
+		t.bad.add("ImportOptions.Delta", "is not one of its values")
 	}
 	switch options.UnsafeLinks {
 	case LinksReject, LinksOmit, LinksKeepAbsolute:
 	default:
-		return t.invalid("ImportOptions.UnsafeLinks", "is not a LinkPolicy")
+		t.bad.add("ImportOptions.UnsafeLinks", "is not a LinkPolicy")
 	}
 	if options.Writable != "" {
 		if options.Access != AccessReadWrite {
-			return t.invalid("ImportOptions.Writable", "needs AccessReadWrite")
+			t.bad.add("ImportOptions.Writable", "needs AccessReadWrite")
 		}
-		dir, err := t.remotePath("ImportOptions.Writable", options.Writable)
-		if err != nil {
-			return err
-		}
+		dir := t.remotePath("ImportOptions.Writable", options.Writable)
 		if !validWorkspace(dir) { // it could not be read back
-			return t.invalid("ImportOptions.Writable", "is over %d bytes, or not text", maxPath-1)
+			t.bad.add("ImportOptions.Writable", "is over %d bytes, or not text", maxPath-1)
 		}
 		plan.writable = []string{dir}
 	}
 	if options.Delete && options.Delta == DeltaNone {
-		return t.invalid("ImportOptions.Delete", "needs a Delta")
+		t.bad.add("ImportOptions.Delete", "needs a Delta")
 	}
-	var p problems
 	for i, cmd := range options.After {
-		cmd.check(&p, fmt.Sprintf("ImportOptions.After[%d]", i), t.l)
+		cmd.check(&t.bad, fmt.Sprintf("ImportOptions.After[%d]", i), t.l)
 	}
-	return p.err(t.op)
 }

@@ -565,7 +565,10 @@ func TestImportOptionsThatMakeNoSense(t *testing.T) {
 	}
 	local := sampleTree(t)
 	r.server.ResetRequests()
-	dir := func(o ImportOptions) error { _, err := l.Importer().Dir(t.Context(), local, "d", o); return err }
+	dir := func(o ImportOptions, remote ...string) error {
+		_, err := l.Importer().Dir(t.Context(), local, strings.Join(append(remote, "d"), ""), o)
+		return err
+	}
 	one := func(o ImportOptions) error {
 		_, err := l.Importer().File(t.Context(), local+"/go.mod", "f", o)
 		return err
@@ -591,7 +594,7 @@ func TestImportOptionsThatMakeNoSense(t *testing.T) {
 		"access":                 {dir(ImportOptions{Access: "x"}), "ImportOptions.Access"},
 		"delta":                  {dir(ImportOptions{Delta: "x"}), "ImportOptions.Delta"},
 		"delete without a delta": {dir(ImportOptions{Delete: true}), "ImportOptions.Delete"},
-		"policy":                 {dir(ImportOptions{UnsafeLinks: 9}), "ImportOptions.UnsafeLinks"},
+		"policy":                 {stream(ImportOptions{UnsafeLinks: 9}), "ImportOptions.UnsafeLinks"},
 		"policy for a directory": {dir(ImportOptions{UnsafeLinks: LinksOmit}), "ImportOptions.UnsafeLinks"},
 		"mode of a directory":    {dir(ImportOptions{Mode: 0o600}), "ImportOptions.Mode"},
 		"pattern":                {dir(ImportOptions{Exclude: []string{"["}}), "ImportOptions.Exclude"},
@@ -619,6 +622,23 @@ func TestImportOptionsThatMakeNoSense(t *testing.T) {
 				t.Errorf("got %+v, want the field %s", e, tc.field)
 			}
 		})
+	}
+	for want, err := range map[string]error{
+		"remoteDir ImportOptions.UnsafeLinks ImportOptions.Mode ImportOptions.Delete ImportOptions.After[1]": dir(ImportOptions{
+			UnsafeLinks: LinksOmit, Mode: 0o600, Delete: true, After: []Command{{Script: "true"}, {}}}, "x\x00"),
+		"ImportOptions.Exclude FileMapping.Local FileMapping.Remote FileMapping.Remote": func() error {
+			files := []FileMapping{{Remote: "a"}, {Local: local, Remote: "a"}, {Local: local, Remote: "b/"}}
+			_, err := l.Importer().Files(t.Context(), files, ImportOptions{Exclude: []string{"x"}})
+			return err
+		}(),
+		"remoteDir ExportOptions.Exclude ExportOptions.MaxBytes ExportOptions.MaxDepth": func() error {
+			_, err := l.Exporter().Dir(t.Context(), "\xff", local, ExportOptions{Exclude: []string{"["}, MaxBytes: -1, MaxDepth: -1})
+			return err
+		}(),
+	} {
+		if e := wantError(t, err, KindInvalid); fieldsOf(e) != want {
+			t.Errorf("%v names %s, want %s", e, fieldsOf(e), want)
+		}
 	}
 	r.wantRequests(t)
 }

@@ -29,7 +29,7 @@ type importStage struct {
 	load func(ctx context.Context) (*archive.Load, error) // for each attempt
 }
 
-func (i *Importer) run(ctx context.Context, op string, options ImportOptions, prepare func(*transfer) (importPlan, error)) (_ TransferResult, err error) {
+func (i *Importer) run(ctx context.Context, op string, options ImportOptions, prepare func(*transfer) importPlan) (_ TransferResult, err error) {
 	start := time.Now()
 	ctx, span := i.l.p.span(ctx, op)
 	defer func() { endSpan(span, err) }()
@@ -40,11 +40,9 @@ func (i *Importer) run(ctx context.Context, op string, options ImportOptions, pr
 		if err != nil {
 			return TransferResult{}, err
 		}
-		plan, err := prepare(t)
-		if err == nil {
-			err = t.completeImport(&plan, options)
-		}
-		if err == nil {
+		plan := prepare(t)
+		t.completeImport(&plan, options)
+		if err = t.invalid(); err == nil {
 			err = t.connect(ctx)
 		}
 		if err != nil {
