@@ -76,11 +76,15 @@ func (x *Executor) Attach(ctx context.Context, ref CommandRef, a Attachment) (*P
 	const op = "attach"
 	r := &execution{l: x.l, op: op, cmd: Command{Stdout: a.Stdout, Stderr: a.Stderr, CaptureLimit: a.CaptureLimit, Transport: ref.Transport}, dispatched: DispatchedNo}
 	r.stdout, r.stderr = newOutput(a.Stdout, a.CaptureLimit), newOutput(a.Stderr, a.CaptureLimit)
-	err := ref.check(op)
-	if err == nil && (ref.Sandbox != x.l.ref.Sandbox || ref.Attempt != x.l.ref.Attempt || a.From.Stdout < 0 || a.From.Stderr < 0) {
-		err = problems{{Field: "CommandRef", Problem: "is not of this lease, or the offsets are negative"}}.err(op)
+	var p problems
+	ref.problems(&p)
+	if len(p) == 0 && (ref.Sandbox != x.l.ref.Sandbox || ref.Attempt != x.l.ref.Attempt) {
+		p.add("CommandRef", "is not of this lease")
 	}
-	if err != nil {
+	if a.From.Stdout < 0 || a.From.Stderr < 0 {
+		p.add("Attachment.From", "has a negative offset")
+	}
+	if err := p.err(op); err != nil {
 		return nil, r.failure(err)
 	}
 	r.ref, r.from, r.detached = &ref, a.From, true
@@ -145,14 +149,21 @@ func (p *Process) Signal(ctx context.Context, name string) error {
 		return p.signalError(err)
 	}
 	defer done()
+	var bad problems
 	r, ok := p.x.transport.(*journalRun)
-	name = strings.TrimPrefix(name, "SIG")
-	if !ok || !slices.Contains(script.Signals, name) {
-		return p.signalError(&Error{Kind: KindInvalid, Message: "not a signal that can be sent to this command"})
+	if !ok {
+		bad.add("Command.Transport", "is a session, which cannot pass on signals")
+	}
+	signal := strings.TrimPrefix(name, "SIG")
+	if !slices.Contains(script.Signals, signal) {
+		bad.add("name", "is %.20q, and must be one of %s", name, strings.Join(script.Signals, ", "))
+	}
+	if err := bad.err(op); err != nil {
+		return p.signalError(err)
 	}
 	// The process may not have made itself known yet.
 	for pause := (backoff{}); ; {
-		frame, err := r.ask(ctx, r.journal.Signal(name, r.known()), script.Wait{})
+		frame, err := r.ask(ctx, r.journal.Signal(signal, r.known()), script.Wait{})
 		switch {
 		case err != nil:
 			return p.signalError(p.x.l.observe(op, err))
@@ -304,12 +315,17 @@ var (
 
 func (r CommandRef) check(op string) error {
 	var p problems
+	r.problems(&p)
+	return p.err(op)
+}
+
+func (r CommandRef) problems(p *problems) {
 	if r.Version != commandRefVersion {
 		p.add("CommandRef.Version", "is %d: this package reads %d", r.Version, commandRefVersion)
-		return p.err(op)
+		return
 	}
-	checkIdentifier(&p, "CommandRef.Sandbox", r.Sandbox, true)
-	checkIdentifier(&p, "CommandRef.Attempt", r.Attempt, true)
+	checkIdentifier(p, "CommandRef.Sandbox", r.Sandbox, true)
+	checkIdentifier(p, "CommandRef.Attempt", r.Attempt, true)
 	switch r.Transport {
 	case TransportJournal:
 		if !journalID.MatchString(r.ID) {
@@ -322,9 +338,9 @@ func (r CommandRef) check(op string) error {
 			p.add("CommandRef.Session", "does not go with a journal")
 		}
 	case TransportSession:
-		checkIdentifier(&p, "CommandRef.ID", r.ID, true)
-		checkIdentifier(&p, "CommandRef.Session", r.Session, true)
-		checkIdentifier(&p, "CommandRef.Command", r.Command, true)
+		checkIdentifier(p, "CommandRef.ID", r.ID, true)
+		checkIdentifier(p, "CommandRef.Session", r.Session, true)
+		checkIdentifier(p, "CommandRef.Command", r.Command, true)
 		if !markText.MatchString(r.Mark) {
 			p.add("CommandRef.Mark", "is not a mark")
 		}
@@ -334,5 +350,4 @@ func (r CommandRef) check(op string) error {
 	if year := r.Deadline.UTC().Year(); year < 0 || year > 9999 {
 		p.add("CommandRef.Deadline", "is not a time that JSON can hold")
 	}
-	return p.err(op)
 }

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -126,7 +127,10 @@ func TestSignalsReachTheCommand(t *testing.T) {
 	}
 	p = started(t, t.Context(), l, Command{Args: []string{"sleep", "60"}})
 	for _, name := range []string{"; reboot", "", "SIG", "STERM", "int", "KILLL", "15"} {
-		wantError(t, p.Signal(t.Context(), name), KindInvalid)
+		e := wantError(t, p.Signal(t.Context(), name), KindInvalid)
+		if fieldsOf(e) != "name" || e.Dispatched != DispatchedNo || !strings.Contains(e.Message, strconv.Quote(name)+", and must be one of ABRT, ALRM, ") {
+			t.Errorf("%+v does not name the signal %q, what is allowed, and that nothing was sent", e, name)
+		}
 	}
 	if err := p.Kill(t.Context()); err != nil {
 		t.Error(err)
@@ -438,6 +442,11 @@ func TestE3AnExitThatProvesNothingIsHadAfterTheDeadline(t *testing.T) {
 	}
 }
 
+func attachError(t *testing.T, l *Lease, ref CommandRef, from Offsets) error {
+	_, err := l.Executor().Attach(t.Context(), ref, Attachment{From: from})
+	return err
+}
+
 func TestAttachIsForCommandsOfTheLease(t *testing.T) {
 	_, l := execRig(t, TransportJournal)
 	p := started(t, t.Context(), l, Command{Args: []string{"true"}})
@@ -462,6 +471,17 @@ func TestAttachIsForCommandsOfTheLease(t *testing.T) {
 			_, err := l.Executor().Attach(t.Context(), r, Attachment{})
 			wantError(t, err, KindInvalid)
 		})
+	}
+	foreign := ref
+	foreign.Sandbox = "other"
+	for want, err := range map[string]error{
+		"Attachment.From":            attachError(t, l, ref, Offsets{Stderr: -1}),
+		"CommandRef":                 attachError(t, l, foreign, Offsets{}),
+		"CommandRef Attachment.From": attachError(t, l, foreign, Offsets{Stdout: -1}),
+	} {
+		if e := wantError(t, err, KindInvalid); fieldsOf(e) != want || e.Dispatched != DispatchedNo {
+			t.Errorf("%v names %s, want %s, and nothing sent", e, fieldsOf(e), want)
+		}
 	}
 	ref.ID = strings.Repeat("a", 26)
 	_, err := l.Executor().Attach(t.Context(), ref, Attachment{})
