@@ -17,6 +17,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/leasehold-go/leasehold/internal/archive"
 )
 
 const (
@@ -39,8 +41,8 @@ type FileStoreOptions struct {
 }
 
 // NewFileStore returns a [Store] that keeps each record in a file of its own in dir, which it makes, with its parents,
-// if there is none. Processes of one machine may share dir, each with a store of its own. It fails with [ErrStore] if dir
-// cannot be used.
+// if there is none. Processes of one machine may share dir, each with a store of its own. It fails with [ErrInvalid] if dir is
+// empty, and with [ErrStore] if dir cannot be used.
 //
 // A record is written to a temporary file, flushed to the disk and renamed, and then the directory is flushed: a full
 // disk or a power cut leaves the record as it was before or as it is after. Files are for their owner only (0600, dir 0700
@@ -49,17 +51,25 @@ type FileStoreOptions struct {
 // file system are not to be relied on. The clock is the machine's: see [Store] for what happens if it is set. Windows
 // cannot flush a directory; there a power cut may bring back the record before the last one.
 func NewFileStore(dir string, options FileStoreOptions) (*FileStore, error) {
+	const op = "open store"
+	var p problems
+	if dir == "" { // which would mean the working directory of the process
+		p.add("dir", "is empty")
+	}
+	if err := p.err(op); err != nil {
+		return nil, err
+	}
 	s := &FileStore{dir: dir, options: options, reported: make(map[string]time.Time)}
 	for i := range s.shards {
 		s.shards[i] = make(chan struct{}, 1)
 	}
 	for _, d := range []string{dir, s.ownerDir(), s.lockDir()} {
 		if err := os.MkdirAll(d, 0o700); err != nil {
-			return nil, storeFault("open store", err)
+			return nil, cannotOpen(op, dir, err)
 		}
 	}
 	if err := syncDir(dir); err != nil {
-		return nil, storeFault("open store", err)
+		return nil, cannotOpen(op, dir, err)
 	}
 	return s, nil
 }
@@ -654,4 +664,18 @@ func storeFault(op string, err error) error {
 		return nil
 	}
 	return &Error{Op: op, Kind: KindStore, Retryable: true, Message: "the store's file could not be read or written", cause: err}
+}
+
+// cannotOpen is the error of a store's directory. What a directory is, or who may write to it, does not mend itself.
+func cannotOpen(op, dir string, err error) error {
+	e := failed(op, storeFault(op, err))
+	for _, lasting := range []error{fs.ErrPermission, syscall.ENOTDIR, syscall.EINVAL, syscall.ENAMETOOLONG, syscall.EROFS} {
+		e.Retryable = e.Retryable && !errors.Is(err, lasting)
+	}
+	e.Message = "the store's directory " + archive.QuoteName(dir) + " cannot be made or used"
+	var at *fs.PathError
+	if errors.As(err, &at) {
+		e.Message += ": " + at.Err.Error()
+	}
+	return e
 }

@@ -114,6 +114,23 @@ func TestFileStoreNamesEveryProblem(t *testing.T) {
 }
 
 // TestFileStoreModes: nobody else may read what is stored.
+func TestFileStoreNamesADirectoryThatCannotBeUsed(t *testing.T) {
+	_, err := NewFileStore("", FileStoreOptions{})
+	if e := wantError(t, err, KindInvalid); fieldsOf(e) != "dir" || e.Dispatched != DispatchedNo {
+		t.Errorf("got %+v, want the field dir", e)
+	}
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range []string{file, filepath.Join(file, "below"), "a\x00b"} {
+		_, err := NewFileStore(dir, FileStoreOptions{})
+		if e := wantError(t, err, KindStore); e.Retryable || !strings.Contains(e.Message, strconv.Quote(dir)) {
+			t.Errorf("got %+v, want the name of the directory, and that it is not retryable", e)
+		}
+	}
+}
+
 func TestFileStoreModes(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("Windows has no modes")
