@@ -12,7 +12,7 @@ type Kind string
 
 // The kinds of error.
 const (
-	KindInvalid     Kind = "invalid"      // the caller's input; nothing was sent
+	KindInvalid     Kind = "invalid"      // the caller's input; nothing was sent, unless Dispatched says so
 	KindAuth        Kind = "auth"         // the credential was refused (401), or lacks a permission (403)
 	KindNotFound    Kind = "not_found"    // the API's own not-found of what was asked for
 	KindGone        Kind = "gone"         // the leased sandbox is proved lost
@@ -133,7 +133,7 @@ type Error struct {
 	Elapsed    time.Duration // time from the start of the operation to its first failure, where it has a budget
 	Budget     time.Duration // that budget
 	Reason     Reason        // with KindGone, what proved the loss
-	Fields     []FieldError  // with KindInvalid, every problem of the input
+	Fields     []FieldError  // with KindInvalid, the problems of the input
 	Message    string        // one safe sentence
 	// Cleanup is set when a sandbox may exist that the operation could not account for: it is all that is needed to find
 	// that sandbox and delete it, and only it. Keep it; [Provider.Inspect], store what that returns, then

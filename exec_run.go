@@ -42,7 +42,7 @@ var errNoJournal = errors.New("there is no room for a journal")
 const overTime = 2 * time.Second
 
 // errLifetime is the cause of a context that ended because Command.Timeout was over.
-var errLifetime = errors.New("the command's timeout was over")
+var errLifetime = errors.New("Command.Timeout was over")
 
 const (
 	// resolveTime bounds the attempts to find out whether a dispatch whose reply was lost has arrived.
@@ -268,7 +268,7 @@ func (x *execution) verdict(life context.Context, err error) error {
 	case context.Cause(life) == errUnfed:
 		return &Error{Op: x.op, Kind: KindUncertain, Message: errUnfed.Error() + ", how much of it arrived is not known, and the command was stopped"}
 	case x.timedOut:
-		return &Error{Op: x.op, Kind: KindTimeout, Message: "the command's timeout was over"}
+		return &Error{Op: x.op, Kind: KindTimeout, Message: errLifetime.Error()}
 	case context.Cause(life) == errDetached:
 		return &Error{Op: x.op, Kind: KindCanceled, Message: errDetached.Error()}
 	case context.Cause(life) == errProviderClosed:

@@ -82,8 +82,11 @@ func NewSweeper(p Provider, options SweeperOptions) (*Sweeper, error) {
 	const op = "configure sweeper"
 	var bad problems
 	own, ok := p.(*provider)
-	if !ok || own.cfg.Store == nil {
-		bad.add("p", "has no Config.Store")
+	switch {
+	case !ok:
+		bad.add("p", "is not a provider of this package")
+	case own.cfg.Store == nil:
+		bad.add("p", "was made without Config.Store")
 	}
 	options.Interval = checkDuration(&bad, "SweeperOptions.Interval", options.Interval, DefaultSweepInterval)
 	options.BaseDelay = checkDuration(&bad, "SweeperOptions.BaseDelay", options.BaseDelay, DefaultSweepBaseDelay)
