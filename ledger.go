@@ -28,6 +28,7 @@ type ledger struct {
 	mu      sync.Mutex
 	claims  map[string]Claim         // by attempt: what we hold, with the record as it was written last
 	loose   map[string]debt          // by attempt: what the store could not be told yet
+	doubts  map[string]bool          // by attempt: whose last write was not answered, see doubt
 	busy    map[string]chan struct{} // by attempt: closed when who changes the record of a lease, or pays, is done with it
 	renewed time.Time                // when the last renewal that succeeded was begun
 	beats   context.CancelFunc
@@ -43,7 +44,8 @@ type debt struct {
 func newLedger(cfg *Config, debts *subject) *ledger {
 	return &ledger{
 		debts: debts, store: cfg.Store, owner: "host-" + uuid.NewString(), ttl: cfg.ClaimTime, timeout: cfg.CallTimeout,
-		claims: make(map[string]Claim), loose: make(map[string]debt), busy: make(map[string]chan struct{}),
+		claims: make(map[string]Claim), loose: make(map[string]debt), doubts: make(map[string]bool),
+		busy: make(map[string]chan struct{}),
 	}
 }
 
@@ -74,6 +76,9 @@ func (g *ledger) put(ctx context.Context, op string, record Record) (claim Claim
 		}
 		return err
 	})
+	if err != nil {
+		g.doubt(record.Envelope.Attempt, err)
+	}
 	return claim, err
 }
 
@@ -105,8 +110,9 @@ func (g *ledger) resolve(ctx context.Context, op string, ref LeaseRef) (added bo
 	g.mu.Lock()
 	claim, held := g.claims[ref.Attempt]
 	_, owed := g.loose[ref.Attempt]
+	doubtful := g.doubts[ref.Attempt]
 	g.mu.Unlock()
-	if held && !owed && claim.Record.State == StateLeased && claim.of(ref) {
+	if held && !owed && !doubtful && claim.Record.State == StateLeased && claim.of(ref) {
 		return false, nil
 	}
 	return g.adopt(ctx, op, ref, false)
@@ -228,6 +234,7 @@ func (g *ledger) takeOver(ctx context.Context, op string, ref LeaseRef, f revisi
 		return err
 	})
 	if err != nil {
+		g.doubt(ref.Attempt, err)
 		return false, err
 	}
 	was := claim
@@ -370,12 +377,14 @@ func (g *ledger) note(ctx context.Context, op, attempt string, sent Dispatch, f 
 // update writes a claim's record.
 func (g *ledger) update(ctx context.Context, claim Claim) error {
 	err := g.try(ctx, func(ctx context.Context, _ bool) error { return g.store.Update(ctx, claim, claim.Record) })
-	switch {
-	case err == nil:
+	if err == nil {
 		g.hold(claim)
-	case errors.Is(err, ErrFenced):
+		return nil
+	}
+	if errors.Is(err, ErrFenced) {
 		g.drop(claim)
 	}
+	g.doubt(claim.Record.Envelope.Attempt, err)
 	return err
 }
 
@@ -457,6 +466,7 @@ func (g *ledger) pay(ctx context.Context, attempt string, d debt) {
 	g.drop(claim)
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	delete(g.doubts, attempt)
 	g.unmark()
 }
 
@@ -511,12 +521,25 @@ func (g *ledger) unmark() {
 	}
 }
 
+// doubt notes that a write of a record failed. If nothing answered it may have happened: the record may be ours, and we stay
+// alive for that, and what we know of it may be out of date.
+func (g *ledger) doubt(attempt string, err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if storeAnswered(err) {
+		delete(g.doubts, attempt)
+	} else {
+		g.doubts[attempt] = true
+	}
+}
+
 func (g *ledger) hold(claim Claim) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	attempt := claim.Record.Envelope.Attempt
 	if held, ok := g.claims[attempt]; !ok || held.Token <= claim.Token {
 		g.claims[attempt] = claim
+		delete(g.doubts, attempt)
 	}
 }
 
@@ -526,120 +549,6 @@ func (g *ledger) drop(claim Claim) {
 	attempt := claim.Record.Envelope.Attempt
 	if held, ok := g.claims[attempt]; ok && held.Token <= claim.Token {
 		delete(g.claims, attempt)
-	}
-}
-
-// try calls f, and again if the store could not be reached, while the owner is alive. Each call is bounded.
-func (g *ledger) try(ctx context.Context, f func(ctx context.Context, again bool) error) error {
-	var pause backoff
-	for n := 1; ; n++ {
-		err := g.live(ctx)
-		if err == nil {
-			err = g.call(ctx, func(ctx context.Context) error { return f(ctx, n > 1) })
-		}
-		if err == nil || n == storeAttempts || storeAnswered(err) || pause.wait(ctx, 0) != nil {
-			return err
-		}
-	}
-}
-
-func (g *ledger) call(ctx context.Context, f func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, g.timeout)
-	defer cancel()
-	return f(ctx)
-}
-
-// storeAnswered reports whether an error is the store's answer, which a repeat would only give again.
-func storeAnswered(err error) bool {
-	return errors.Is(err, ErrFenced) || errors.Is(err, ErrConflict) || errors.Is(err, ErrNotFound) || errors.Is(err, ErrInvalid)
-}
-
-// storeError classifies an error of the store. Its text is the store's, and left behind, unless it is an [*Error]'s, which
-// is safe; it can be unwrapped.
-func storeError(op string, err error) *Error {
-	e := &Error{Op: op, Kind: KindStore, Retryable: true, cause: err}
-	for _, kind := range []Kind{KindFenced, KindConflict, KindNotFound, KindInvalid} {
-		if errors.Is(err, sentinels[kind]) {
-			e.Kind, e.Retryable = kind, false
-		}
-	}
-	var own *Error
-	if errors.As(err, &own) {
-		e.cause, e.Fields = own.cause, own.Fields
-		if own.Kind == KindStore {
-			e.Message, e.Retryable = own.Message, own.Retryable
-		}
-	}
-	switch {
-	case e.Kind == KindFenced:
-		e.Message = "another process has taken over what is recorded of the sandbox"
-	case e.Kind == KindStore && errors.Is(err, errProviderClosed):
-		e.Kind, e.Retryable, e.Message = KindClosed, false, errProviderClosed.Error()
-	case e.Kind == KindStore && errors.Is(err, errGivenBack):
-		e.Kind, e.Retryable, e.Message = KindClosed, false, errGivenBack.Error()
-	case e.Kind == KindStore && errors.Is(err, context.Canceled):
-		e.Kind, e.Retryable = KindCanceled, false
-	}
-	return e
-}
-
-// live sees to it that the store takes us to be alive, and that it stays so.
-func (g *ledger) live(ctx context.Context) error {
-	g.mu.Lock()
-	fresh := !g.renewed.IsZero() && time.Since(g.renewed) < g.ttl/2
-	g.start()
-	g.mu.Unlock()
-	if fresh {
-		return nil
-	}
-	return g.renew(ctx)
-}
-
-// start begins to renew, if that has not begun. The caller has the lock.
-func (g *ledger) start() {
-	if g.beats == nil {
-		beat, stop := context.WithCancel(context.Background())
-		g.beats = stop
-		g.beating.Go(func() { g.each(beat, g.beat) })
-		g.beating.Go(func() { g.each(beat, g.payAll) }) // beside it: a payment may take longer than we would be alive
-	}
-}
-
-// renew keeps us alive. It takes no longer than from one beat to the next: so one that fails leaves time for another.
-func (g *ledger) renew(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, min(g.timeout, g.ttl/3))
-	defer cancel()
-	began := time.Now()
-	err := g.store.Renew(ctx, g.owner, g.ttl)
-	if err == nil {
-		g.mu.Lock()
-		g.renewed = began
-		g.mu.Unlock()
-	}
-	return err
-}
-
-// each calls f every third of the time that a renewal is good for, until ctx ends.
-func (g *ledger) each(ctx context.Context, f func(context.Context)) {
-	tick := time.NewTicker(g.ttl / 3)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			f(ctx)
-		case <-ctx.Done():
-			return
-		}
-	}
-}
-
-// beat renews while there is something to hold.
-func (g *ledger) beat(ctx context.Context) {
-	g.mu.Lock()
-	holds := len(g.claims) > 0
-	g.mu.Unlock()
-	if holds {
-		_ = g.renew(ctx) // the next beat tries again, and every write does
 	}
 }
 

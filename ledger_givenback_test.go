@@ -3,7 +3,6 @@ package leasehold
 import (
 	"context"
 	"errors"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -43,14 +42,14 @@ func wantGivenBack(t *testing.T, s Store, owner string, err error) {
 func (w *world) undestroyed(t *testing.T) LeaseRef {
 	t.Helper()
 	ref := w.acquired(t).Ref()
-	w.failToDestroy(t, ref)
+	w.failToDestroy(t, w.provider, ref)
 	return ref
 }
 
-func (w *world) failToDestroy(t *testing.T, ref LeaseRef) {
+func (w *world) failToDestroy(t *testing.T, by *provider, ref LeaseRef) {
 	t.Helper()
 	w.server.SetFaults(emulator.Fault{Method: "DELETE", Path: "/api/sandbox/*", Action: emulator.StatusBefore, Status: 403, Body: structured(403, "Forbidden"), Count: -1})
-	_, err := w.Destroy(t.Context(), ref)
+	_, err := by.Destroy(t.Context(), ref)
 	wantError(t, err, KindAuth)
 	w.wantHits(t)
 	w.server.SetFaults()
@@ -110,21 +109,14 @@ func TestResumeRevives(t *testing.T) {
 // TestFirstUseKeepsDebts: nor does a first use make the host forget what it could not tell the store of the lease, be it that
 // the sweep is to go on with it, or that it was given back at all.
 func TestFirstUseKeepsDebts(t *testing.T) {
-	for name, failing := range map[string][]string{"left": {"release"}, "given back": {"update", "release"}} {
+	for name, calls := range map[string][]string{"left": {"release"}, "given back": {"update", "release"}} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := &hookStore{Store: newMemoryStore()}
 				w := newWorld(t, Config{Store: store})
 				ref := w.acquired(t).Ref()
-				store.change(func() {
-					store.before = func(call, _ string) error {
-						if slices.Contains(failing, call) {
-							return errDown
-						}
-						return nil
-					}
-				})
-				w.failToDestroy(t, ref)
+				store.change(func() { store.before = failing(calls...) })
+				w.failToDestroy(t, w.provider, ref)
 				store.change(func() { store.before = nil })
 				for range 2 {
 					_, err := w.bound(t, ref).toolbox(t.Context())
@@ -150,15 +142,8 @@ func TestWhatCouldNotBeRecordedIsLeftAsGivenBack(t *testing.T) {
 		store := &hookStore{Store: newMemoryStore()}
 		w := newWorld(t, Config{Store: store, Reuse: true})
 		ref := w.acquired(t).Ref()
-		store.change(func() {
-			store.before = func(call, _ string) error {
-				if call == "update" {
-					return errDown
-				}
-				return nil
-			}
-		})
-		w.failToDestroy(t, ref)
+		store.change(func() { store.before = failing("update") })
+		w.failToDestroy(t, w.provider, ref)
 		store.change(func() { store.before = nil })
 		_, err := w.another(t, Config{}).bound(t, ref).toolbox(t.Context())
 		wantGivenBack(t, store, "", err)
@@ -223,4 +208,69 @@ func TestFirstUseBesideAResume(t *testing.T) {
 		}
 		w.wantSandboxes(t, 1)
 	})
+}
+
+// TestAFirstUseTrustsNoClaimInDoubt: a release that could not be recorded, of a lease that another host is destroying, leaves a
+// claim that says nothing any more. What comes next asks the store.
+func TestAFirstUseTrustsNoClaimInDoubt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := &hookStore{Store: newMemoryStore()}
+		w := newWorld(t, Config{Store: store})
+		ref := w.acquired(t).Ref()
+		other := w.another(t, Config{})
+		w.failToDestroy(t, other, ref)
+		store.change(func() { store.before = failing("update") })
+		_, err := w.Release(t.Context(), ref, ReleaseOptions{Retain: true})
+		wantError(t, err, KindStore)
+		store.change(func() { store.before = nil })
+		_, err = w.bound(t, ref).toolbox(t.Context())
+		wantGivenBack(t, store, "", err)
+	})
+}
+
+// TestAClaimThatMayBeOursIsKept: a host that took a lease from one that goes on with it, and was not told so, stays alive for it:
+// a sweep would destroy what is in use.
+func TestAClaimThatMayBeOursIsKept(t *testing.T) {
+	for name, use := range map[string]func(context.Context, *provider, LeaseRef) error{
+		"first use": func(ctx context.Context, p *provider, ref LeaseRef) error {
+			_, err := p.bind(ref).toolbox(ctx)
+			return err
+		},
+		"resume": func(ctx context.Context, p *provider, ref LeaseRef) error { _, err := p.Resume(ctx, ref); return err },
+		"retain": func(ctx context.Context, p *provider, ref LeaseRef) error {
+			_, err := p.Release(ctx, ref, ReleaseOptions{Retain: true})
+			return err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := &hookStore{Store: newMemoryStore()}
+				w := newWorld(t, Config{Store: store})
+				l := w.acquired(t)
+				other := w.another(t, Config{})
+				store.change(func() {
+					store.after = func(call, _ string, err error) error {
+						if call == "claim" && err == nil {
+							store.before = failing("claim") // the repeats are not answered either
+							return errDown
+						}
+						return err
+					}
+				})
+				wantError(t, use(t.Context(), other, l.Ref()), KindStore)
+				store.change(func() { store.before, store.after = nil, nil })
+				time.Sleep(2 * w.cfg.ClaimTime)
+				if got := sweep(t, sweeper(t, w.another(t, Config{}), SweeperOptions{})); got != (SweepReport{}) {
+					t.Errorf("Sweep() = %+v, want nothing", got)
+				}
+				w.wantSandboxes(t, 1)
+				if _, err := other.Destroy(t.Context(), l.Ref()); err != nil { // which settles the doubt, too
+					t.Error(err)
+				}
+				if len(other.ledger.doubts) > 0 {
+					t.Errorf("the ledger doubts %v, want nothing", other.ledger.doubts)
+				}
+			})
+		})
+	}
 }

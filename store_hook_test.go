@@ -2,6 +2,7 @@ package leasehold
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 )
@@ -38,6 +39,16 @@ func (s *hookStore) do(call, attempt string, f func() error) error {
 		}
 		return s.after(call, attempt, err)
 	})
+}
+
+// failing is a hook that fails those calls.
+func failing(calls ...string) func(call, attempt string) error {
+	return func(call, _ string) error {
+		if slices.Contains(calls, call) {
+			return errDown
+		}
+		return nil
+	}
 }
 
 // change runs f while no hook runs.
