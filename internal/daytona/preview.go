@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -248,7 +249,10 @@ func DialSocket(ctx context.Context, carrier http.RoundTripper, address string, 
 	if r.Text {
 		kind = websocket.MessageText
 	}
-	return &socketConn{Conn: websocket.NetConn(context.WithoutCancel(ctx), conn, kind), socket: conn}, conn.Subprotocol(), nil
+	life, end := context.WithCancel(context.WithoutCancel(ctx))
+	socket := &socketConn{Conn: websocket.NetConn(life, conn, kind), socket: conn}
+	socket.reads.end, socket.writes.end = end, end
+	return socket, conn.Subprotocol(), nil
 }
 
 // keptError remembers why a carrier failed, which the client above it turns into text.
@@ -263,29 +267,103 @@ func (k *keptError) RoundTrip(req *http.Request) (*http.Response, error) {
 	return resp, k.err
 }
 
-// socketConn is a websocket as a stream, whose errors are ours.
+// socketConn is a websocket as a stream, whose errors are ours, and its deadlines: those of the connection below may end a call
+// that began after they had passed, or were moved.
 type socketConn struct {
 	net.Conn
-	socket *websocket.Conn
-	closed atomic.Bool // on this side, by a deadline too
+	socket        *websocket.Conn
+	closed        atomic.Bool // on this side, by a deadline too
+	reads, writes deadline
 }
 
 // Close closes it regularly, a Read that waits included, which the connection's own Close would break it with.
 func (c *socketConn) Close() error {
 	c.closed.Store(true)
-	_ = c.Conn.SetWriteDeadline(time.Now()) // a Write that waits would be waited for
+	c.writes.set(time.Now()) // a Write that waits would be waited for
 	_ = c.socket.Close(websocket.StatusNormalClosure, "")
 	return c.Conn.Close()
 }
 
+func (c *socketConn) SetDeadline(t time.Time) error {
+	c.reads.set(t)
+	c.writes.set(t)
+	return nil
+}
+
+func (c *socketConn) SetReadDeadline(t time.Time) error {
+	c.reads.set(t)
+	return nil
+}
+
+func (c *socketConn) SetWriteDeadline(t time.Time) error {
+	c.writes.set(t)
+	return nil
+}
+
 func (c *socketConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
+	n, err := c.reads.bound(c.Conn.Read, p)
 	return n, c.failed(err)
 }
 
 func (c *socketConn) Write(p []byte) (int, error) {
-	n, err := c.Conn.Write(p)
+	n, err := c.writes.bound(c.Conn.Write, p)
 	return n, c.failed(err)
+}
+
+// deadline is when the reads, or the writes, of a connection end.
+type deadline struct {
+	end func() // ends the connection
+
+	mu    sync.Mutex
+	at    time.Time // zero: none
+	calls int       // under way
+	timer *time.Timer
+}
+
+// bound does a call, unless the deadline has passed. One that passes meanwhile ends the connection.
+func (d *deadline) bound(call func([]byte) (int, error), p []byte) (int, error) {
+	d.mu.Lock()
+	if !d.at.IsZero() && time.Until(d.at) <= 0 {
+		d.mu.Unlock()
+		return 0, context.DeadlineExceeded
+	}
+	d.calls++
+	d.watch()
+	d.mu.Unlock()
+	defer func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.calls--
+		d.watch()
+	}()
+	return call(p)
+}
+
+func (d *deadline) set(at time.Time) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.at = at
+	d.watch()
+}
+
+// watch ends the connection if the deadline has passed, or sees to that for when it does, while a call is under way.
+func (d *deadline) watch() {
+	if d.timer != nil {
+		d.timer.Stop()
+	}
+	if d.calls == 0 || d.at.IsZero() {
+		return
+	}
+	left := time.Until(d.at)
+	if left <= 0 {
+		d.end()
+		return
+	}
+	d.timer = time.AfterFunc(left, func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.watch()
+	})
 }
 
 func (c *socketConn) failed(err error) error {

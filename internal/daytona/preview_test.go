@@ -274,29 +274,51 @@ func TestASocketsDeadlineEndsACallAndTheSocket(t *testing.T) {
 
 func TestASocketsDeadlineThatPassedBetweenCallsCanBeMoved(t *testing.T) {
 	echo := func(ctx context.Context, conn *websocket.Conn) {
-		kind, data, err := conn.Read(ctx)
-		if err == nil {
-			err = conn.Write(ctx, kind, data)
+		for {
+			kind, data, err := conn.Read(ctx)
+			if err != nil || conn.Write(ctx, kind, data) != nil {
+				return
+			}
 		}
-		if err != nil {
-			t.Error(err)
-		}
-		_, _, _ = conn.Read(ctx)
 	}
-	inSocket(t, echo, func(t *testing.T, conn net.Conn) {
-		_ = conn.SetDeadline(time.Now().Add(time.Minute))
-		time.Sleep(2 * time.Minute)
-		one := make([]byte, 1)
-		_, err := conn.Read(one)
-		wantTimeout(t, err)
-		_, err = conn.Write(one)
-		wantTimeout(t, err)
-		_ = conn.SetDeadline(time.Now().Add(time.Minute))
-		if _, err := conn.Write([]byte("x")); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := conn.Read(one); err != nil || string(one) != "x" {
-			t.Errorf("Read() = %q, %v, want what was sent", one, err)
+	for name, left := range map[string]time.Duration{"by a wait": time.Minute, "when it was set": 0, "long before it was set": -time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			inSocket(t, echo, func(t *testing.T, conn net.Conn) {
+				one := make([]byte, 1)
+				for range 20 {
+					_ = conn.SetDeadline(time.Now().Add(left))
+					time.Sleep(left)
+					_, err := conn.Read(one)
+					wantTimeout(t, err)
+					_, err = conn.Write(one)
+					wantTimeout(t, err)
+					_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+					_ = conn.SetWriteDeadline(time.Time{})
+					if _, err := conn.Write([]byte("x")); err != nil {
+						t.Fatal(err)
+					}
+					if _, err := conn.Read(one); err != nil || string(one) != "x" {
+						t.Fatalf("Read() = %q, %v, want what was sent", one, err)
+					}
+				}
+			})
+		})
+	}
+}
+
+func TestASocketsDeadlineIsMovedWhileACallWaits(t *testing.T) {
+	inSocket(t, deaf, func(t *testing.T, conn net.Conn) {
+		_ = conn.SetReadDeadline(time.Now().Add(time.Minute))
+		began, read := time.Now(), make(chan error)
+		go func() {
+			_, err := conn.Read(make([]byte, 1))
+			read <- err
+		}()
+		synctest.Wait()
+		_ = conn.SetReadDeadline(began.Add(time.Hour))
+		wantTimeout(t, <-read)
+		if took := time.Since(began); took != time.Hour {
+			t.Errorf("Read() failed after %s, want an hour", took)
 		}
 	})
 }
