@@ -447,6 +447,32 @@ func attachError(t *testing.T, l *Lease, ref CommandRef, from Offsets) error {
 	return err
 }
 
+// TestE3TheOutputOfWhatIsStoppedAfterTheDeadlineIsHad attaches late to a command that runs, by the delivery that waits behind it.
+func TestE3TheOutputOfWhatIsStoppedAfterTheDeadlineIsHad(t *testing.T) {
+	t.Parallel()
+	r, l := execRig(t, TransportSession)
+	r.server.SetFaults(emulator.Fault{Path: dispatchPath(TransportSession), Action: emulator.Duplicate})
+	out := make(arrivals, 8)
+	p := started(t, t.Context(), l, Command{Script: "echo out; sleep 61", Stdout: out})
+	ref := p.Ref()
+	if got := <-out; got != "out\n" {
+		t.Errorf("got %q, want the output", got)
+	}
+	r.wantHits(t)
+	p.Detach()
+	_, _ = p.Wait()
+	ref.Deadline = time.Now().Add(-time.Hour).UTC()
+	q, err := l.Executor().Attach(t.Context(), ref, Attachment{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := q.Wait()
+	wantError(t, err, KindTimeout)
+	if !got.StopConfirmed || string(got.Stdout) != "out\n" {
+		t.Errorf("got %+v, want a confirmed stop, and the output so far", got)
+	}
+}
+
 func TestAttachIsForCommandsOfTheLease(t *testing.T) {
 	_, l := execRig(t, TransportJournal)
 	p := started(t, t.Context(), l, Command{Args: []string{"true"}})

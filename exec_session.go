@@ -138,11 +138,13 @@ func (r *sessionRun) submit(life context.Context) error {
 	return err
 }
 
-// observing chooses the delivery of the dispatch that is observed. The stop may read it at the same time.
+// observing chooses the delivery of the dispatch that is observed, of which nothing is known yet. The stop may read the choice at
+// the same time.
 func (r *sessionRun) observing(command string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.command = command
+	r.recorded, r.log = nil, r.newLog()
 }
 
 // shellGone reports the daemon's word that the session's shell is dead.
@@ -164,7 +166,6 @@ func (r *sessionRun) mourn(life context.Context, lost error) error {
 	}
 	for _, id := range twins {
 		r.observing(id)
-		r.log = r.newLog()
 		err := r.readLog(life)
 		switch {
 		case isOwn(err):
@@ -181,7 +182,6 @@ func (r *sessionRun) mourn(life context.Context, lost error) error {
 		}
 	}
 	r.observing("")
-	r.log = r.newLog()
 	if len(twins) > 1 {
 		return unknown // what a dying shell has printed may still be on its way into the log
 	}
@@ -218,11 +218,13 @@ func (r *sessionRun) attach(life context.Context) error {
 	if deadline := r.ref.Deadline; !r.over.Load() && !deadline.IsZero() && time.Until(deadline) <= 0 {
 		ctx, cancel := context.WithTimeout(life, r.l.p.cfg.CallTimeout)
 		defer cancel()
-		gone, err := r.gone(ctx)
+		gone, ran, err := r.gone(ctx)
 		if err != nil {
 			return r.l.observe(r.op, err) // nothing is taken over, and so nothing is ended
 		}
-		r.over.Store(gone)
+		if r.over.Store(gone); ran != r.command {
+			r.observing(ran) // at once: it is about to be stopped
+		}
 	}
 	r.dispatched = DispatchedYes
 	return nil
@@ -328,7 +330,7 @@ func (r *sessionRun) stop(ctx context.Context) bool {
 // exited asks, and tries that for a while.
 func (r *sessionRun) exited(ctx context.Context) bool {
 	for pause := (backoff{}); ; {
-		gone, err := r.gone(ctx)
+		gone, _, err := r.gone(ctx)
 		if err == nil || !failed(r.op, err).Retryable || pause.wait(ctx, 0) != nil {
 			return gone
 		}
@@ -337,26 +339,26 @@ func (r *sessionRun) exited(ctx context.Context) bool {
 
 // gone looks whether the command has ended: at its process, since the daemon records an exit only once nobody holds the output
 // any more, and one that may be the wrapper's own proves nothing. If the log has not told the process yet, a recorded exit that is
-// known to be the command's will do.
-func (r *sessionRun) gone(ctx context.Context) (bool, error) {
+// known to be the command's will do. It returns the delivery that it looked at, too.
+func (r *sessionRun) gone(ctx context.Context) (gone bool, command string, err error) {
 	r.mu.Lock()
 	process, session, command := r.process, r.session.id, r.command
 	r.mu.Unlock()
 	if command == "" {
-		return false, nil
+		return false, command, nil
 	}
 	if process.ID == 0 {
 		code, err := r.exitCode(ctx, session, command)
 		if err != nil || isExit(code) {
-			return err == nil, err
+			return err == nil, command, err
 		}
-		log, err := r.glimpse(ctx, session, command)
-		if process = log.Process(); process.ID == 0 {
-			return log.Complete(), err
+		log, ran, err := r.glimpse(ctx, session, command)
+		if command, process = ran, log.Process(); process.ID == 0 {
+			return log.Complete(), command, err
 		}
 	}
 	said, err := r.lookAt(ctx, process)
-	return said == script.LookGone, err
+	return said == script.LookGone, command, err
 }
 
 // isExit reports that a code which the daemon recorded is that of a command which ran, as far as that tells.
@@ -376,24 +378,29 @@ func (r *sessionRun) findProcess(ctx context.Context) (process stream.Process, k
 	}
 	ctx, cancel := context.WithTimeout(ctx, glanceTime)
 	defer cancel()
-	log, err := r.glimpse(ctx, session, command)
+	log, _, err := r.glimpse(ctx, session, command)
 	return log.Process(), err == nil
 }
 
 // glimpse reads as much of the log as tells the command's process, or that it has ended without one, and delivers nothing. If the
-// delivery was refused, it reads the log of the one that was not.
-func (r *sessionRun) glimpse(ctx context.Context, session, command string) (*stream.Log, error) {
+// session's shell refused the delivery, or has not come to it, it reads the logs of the others, up to that of the one that runs. It
+// returns the delivery whose log it is.
+func (r *sessionRun) glimpse(ctx context.Context, session, command string) (*stream.Log, string, error) {
 	log, err := r.peruse(ctx, session, command)
-	if err != nil || !log.Refused() {
-		return log, err
+	if err != nil || log.Accepted() {
+		return log, command, err
 	}
 	twins, err := r.twins(ctx)
 	for _, id := range twins {
-		if log, err = r.peruse(ctx, session, id); err != nil || !log.Refused() {
-			break
+		if id == command {
+			continue
+		}
+		other, err := r.peruse(ctx, session, id)
+		if err != nil || other.Accepted() {
+			return other, id, err
 		}
 	}
-	return log, err
+	return log, command, err
 }
 
 // peruse does that with one delivery.

@@ -82,7 +82,6 @@ func (r *sessionRun) observe(life, ctx context.Context) error {
 			break
 		}
 		r.observing(twins[next])
-		r.recorded, r.log = nil, r.newLog()
 	}
 	return &Error{Op: r.op, Kind: KindUncertain, Message: "no delivery of the command's dispatch shows that it was started"}
 }
