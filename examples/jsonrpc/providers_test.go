@@ -195,7 +195,7 @@ func TestALeaseThatTheHostResumedIsNotStopped(t *testing.T) {
 				<-served
 				return
 			}
-			p := resumeParams{lease.ProviderLeaseID, lease.Metadata}
+			p := resumeParams(lease)
 			if _, err := w.stop(t.Context(), c, p); err != nil {
 				t.Error(err)
 			}
