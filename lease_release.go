@@ -103,7 +103,13 @@ func (p *provider) giveBack(ctx context.Context, op string, ref LeaseRef, how Di
 		// not before its sandbox is known to be one that can be stopped.
 		err = p.proveOurs(work, op, ref.target())
 		if err == nil && (how == OrphanStop || l.hasClosers()) {
-			sb, look := p.read(work, op, ref.target())
+			limit := p.cfg.CallTimeout
+			if !l.hasClosers() { // to refuse at once is worth a look, and not the wait for who does not answer
+				limit /= 5
+			}
+			looking, cancel := context.WithTimeout(work, limit)
+			sb, look := p.read(looking, op, ref.target())
+			cancel()
 			switch {
 			case errors.Is(look, ErrNotOwned):
 				err = look
