@@ -343,6 +343,11 @@ func TestE5WhatTheRecordBecomesDoesNotHoldUpRun(t *testing.T) {
 // TestE3WhatNobodyBeginsIsUncertain kills whoever has claimed a command before it can begin, as lack of room for processes does.
 func TestE3WhatNobodyBeginsIsUncertain(t *testing.T) {
 	dir := scratchRoot(t)
+	made, err := os.Stat(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := made.ModTime().Add(-10 * time.Minute) // too old for one that begins, and too young for the sweep beside the dispatch
 	synctest.Test(t, func(t *testing.T) {
 		b := newBubbleRig(t, dir)
 		b.box.path = filepath.Join(dir, "bin")
@@ -352,7 +357,6 @@ func TestE3WhatNobodyBeginsIsUncertain(t *testing.T) {
 		if err := os.WriteFile(filepath.Join(b.box.path, "bash"), []byte("#!/bin/sh\nkill -9 $PPID\n"), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		old := time.Now().Add(-time.Hour) // of the bubble, which is old
 		b.box.fault = func(string, *http.Request) bubbleFault {
 			records, err := filepath.Glob(filepath.Join(dir, "tmp/.leasehold-*/*"))
 			if err != nil {
