@@ -41,10 +41,7 @@ func TestACallOnAnEndedContextDoesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ssh, err := l.OpenSSH(t.Context(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	ssh := openedSSH(t, l)
 	snapshots, err := NewSnapshots(r.provider)
 	if err != nil {
 		t.Fatal(err)

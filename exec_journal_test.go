@@ -342,6 +342,7 @@ func TestE5WhatTheRecordBecomesDoesNotHoldUpRun(t *testing.T) {
 
 // TestE3WhatNobodyBeginsIsUncertain kills whoever has claimed a command before it can begin, as lack of room for processes does.
 func TestE3WhatNobodyBeginsIsUncertain(t *testing.T) {
+	t.Parallel()
 	dir := scratchRoot(t)
 	made, err := os.Stat(dir)
 	if err != nil {

@@ -377,6 +377,15 @@ func (t *transfer) localPath(field, name string) {
 	}
 }
 
+// matcher reads patterns, which the caller gave as field.
+func (t *transfer) matcher(field string, patterns []string) *archive.Matcher {
+	m, err := archive.NewMatcher(patterns)
+	if err != nil {
+		t.bad.add(field, "%s", err)
+	}
+	return m
+}
+
 // invalid is the error of the caller's input, and nil if it has no problem.
 func (t *transfer) invalid() error { return ofSandbox(t.l.ref.Sandbox, t.bad.err(t.op)) }
 

@@ -222,10 +222,7 @@ func (t *transfer) exportDir(remote string, options ExportOptions,
 	if own, ok := below(t.own(), source); ok {
 		patterns = append(patterns, archive.Literal(own))
 	}
-	exclude, err := archive.NewMatcher(patterns)
-	if err != nil {
-		t.bad.add("ExportOptions.Exclude", "%s", err)
-	}
+	exclude := t.matcher("ExportOptions.Exclude", patterns)
 	job := exportJob{request: archive.RemoteExport{Dir: source, Exclude: exclude}, extract: extract}
 	job.extraction.Exclude = exclude
 	return job

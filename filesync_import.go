@@ -169,10 +169,7 @@ func (i *Importer) tree(ctx context.Context, op, remoteDir string, options Impor
 ) (TransferResult, error) {
 	return i.run(ctx, op, options, func(t *transfer) importPlan {
 		check(t)
-		exclude, err := archive.NewMatcher(options.Exclude)
-		if err != nil {
-			t.bad.add("ImportOptions.Exclude", "%s", err)
-		}
+		exclude := t.matcher("ImportOptions.Exclude", options.Exclude)
 		dest := t.remotePath("remoteDir", remoteDir)
 		plan := importPlan{delta: options.Delta, remove: options.Delete}
 		write := archive.WriteOptions{Exclude: exclude, RepeatDirs: true, Follow: options.FollowLinks}
@@ -291,10 +288,7 @@ func (i *Importer) Tar(ctx context.Context, stream io.Reader, remoteDir string, 
 		if stream == nil {
 			t.bad.add("stream", "is nil")
 		}
-		exclude, err := archive.NewMatcher(options.Exclude)
-		if err != nil {
-			t.bad.add("ImportOptions.Exclude", "%s", err)
-		}
+		exclude := t.matcher("ImportOptions.Exclude", options.Exclude)
 		dest := t.remotePath("remoteDir", remoteDir)
 		t.only("is for directories: the links of a stream lead nowhere on the host", "FollowLinks", options.FollowLinks)
 		t.only("is for directories", "Delta", options.Delta != DeltaNone)

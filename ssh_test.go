@@ -89,10 +89,7 @@ func TestSSHAccessesWhoseRepliesCrossAreRevoked(t *testing.T) {
 		first <- err
 	}()
 	<-answered
-	second, err := l.OpenSSH(t.Context(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	second := openedSSH(t, l)
 	close(overtaken)
 	if err := <-first; err != nil {
 		t.Fatal(err)
@@ -208,10 +205,7 @@ func TestAnSSHAccessIsRevokedAfterItsLease(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				w := newWorld(t, Config{Reuse: true})
 				l := w.acquired(t)
-				access, err := l.OpenSSH(t.Context(), 0)
-				if err != nil {
-					t.Fatal(err)
-				}
+				access := openedSSH(t, l)
 				giveBack(t, w, l.ref)
 				for range 2 {
 					if err := access.Revoke(t.Context()); err != nil {
@@ -228,10 +222,7 @@ func TestAnSSHAccessIsRevokedAfterItsLease(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t, Config{Reuse: true})
 			l := w.acquired(t)
-			access, err := l.OpenSSH(t.Context(), 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			access := openedSSH(t, l)
 			if _, err := w.Release(t.Context(), l.ref, ReleaseOptions{}); err != nil {
 				t.Fatal(err)
 			}
@@ -239,10 +230,7 @@ func TestAnSSHAccessIsRevokedAfterItsLease(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			next, err := again.OpenSSH(t.Context(), 0)
-			if err != nil {
-				t.Fatal(err)
-			}
+			next := openedSSH(t, again)
 			if err := access.Revoke(t.Context()); err != nil || !w.validSSH(t, next.Token()) {
 				t.Errorf("Revoke() = %v, want the next access left alone", err)
 			}
@@ -300,4 +288,14 @@ func TestAnEndpointsRequestsGoToItsHostAlone(t *testing.T) {
 	if len(hosts) != 2 {
 		t.Errorf("hosts %q, want none more", hosts)
 	}
+}
+
+// openedSSH makes an SSH access.
+func openedSSH(t *testing.T, l *Lease) *SSHAccess {
+	t.Helper()
+	access, err := l.OpenSSH(t.Context(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return access
 }
