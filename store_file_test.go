@@ -113,7 +113,6 @@ func TestFileStoreNamesEveryProblem(t *testing.T) {
 	}
 }
 
-// TestFileStoreModes: nobody else may read what is stored.
 func TestFileStoreNamesADirectoryThatCannotBeUsed(t *testing.T) {
 	_, err := NewFileStore("", FileStoreOptions{})
 	if e := wantError(t, err, KindInvalid); fieldsOf(e) != "dir" || e.Dispatched != DispatchedNo {
@@ -131,6 +130,7 @@ func TestFileStoreNamesADirectoryThatCannotBeUsed(t *testing.T) {
 	}
 }
 
+// TestFileStoreModes: nobody else may read what is stored.
 func TestFileStoreModes(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("Windows has no modes")
@@ -164,8 +164,8 @@ func TestFileStoreModes(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if seen < 7 { // three directories, two locks, an owner, a record
-		t.Errorf("looked at %d files, want 7 or more", seen)
+	if seen < 6 { // three directories, an owner, a record, and their locks, which may be one
+		t.Errorf("looked at %d files, want 6 or more", seen)
 	}
 }
 
