@@ -561,3 +561,52 @@ func (c *comparison) Write(p []byte) (int, error) {
 	c.at += len(p)
 	return len(p), nil
 }
+
+// leftTransport is a transport whose observation ends the command's life and learns of it before anybody else does.
+type leftTransport struct {
+	transport
+	x     *execution
+	cause error
+	stops int
+}
+
+func (l *leftTransport) prepare(context.Context) error { return nil }
+
+func (l *leftTransport) dispatch(context.Context) error {
+	l.x.dispatched = DispatchedYes
+	return nil
+}
+
+func (l *leftTransport) observe(life, _ context.Context) error {
+	for range 1000 { // which hear of it in any order, and what would stop the command is one of them
+		context.AfterFunc(life, func() {})
+	}
+	go l.x.abort(l.cause)
+	for life.Err() == nil { // to wait for it would take longer
+	}
+	return life.Err()
+}
+
+func (l *leftTransport) stop(context.Context) bool {
+	l.stops++
+	return true
+}
+
+func (l *leftTransport) settle() error { return nil }
+
+// TestWhatIsLeftIsNotStopped, even if the observation ends before all have heard why.
+func TestWhatIsLeftIsNotStopped(t *testing.T) {
+	_, l := execRig(t, TransportJournal)
+	for cause, want := range map[error]int{errDetached: 0, errProviderClosed: 0, errKilled: 1, context.Canceled: 1} {
+		for range 30 {
+			tr := &leftTransport{cause: cause}
+			tr.x = &execution{l: l, op: "run", stdout: newOutput(nil, 0), stderr: newOutput(nil, 0)}
+			if err := tr.x.attempt(t.Context(), tr); err == nil {
+				t.Errorf("%v: no error", cause)
+			}
+			if tr.stops != want {
+				t.Fatalf("%v: stopped %d times, want %d", cause, tr.stops, want)
+			}
+		}
+	}
+}

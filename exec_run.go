@@ -164,13 +164,16 @@ func (x *execution) attempt(ctx context.Context, t transport) error {
 	}
 	watch, endWatch := context.WithCancel(context.WithoutCancel(ctx))
 	defer endWatch()
+	stop := func() { // the observation may end with life before disarm has heard of it
+		if !leaves(context.Cause(life)) {
+			x.stop(watch)
+		}
+	}
 	settled := make(chan struct{})
 	disarm := context.AfterFunc(life, func() {
 		defer close(settled)
 		defer endWatch()
-		if !leaves(context.Cause(life)) {
-			x.stop(watch)
-		}
+		stop()
 	})
 	observed := false
 	defer func() {
@@ -179,7 +182,7 @@ func (x *execution) attempt(ctx context.Context, t transport) error {
 		}
 		// A panic of a writer, or the end of its goroutine: nobody will learn what becomes of the command.
 		if disarm() {
-			x.stop(watch)
+			stop()
 		} else {
 			<-settled
 		}
@@ -199,7 +202,7 @@ func (x *execution) attempt(ctx context.Context, t transport) error {
 	if !disarm() {
 		<-settled
 	} else if err != nil && x.dispatched != DispatchedNo {
-		x.stop(watch) // nobody will learn what becomes of it
+		stop() // nobody will learn what becomes of it
 	}
 	return x.verdict(life, err)
 }
@@ -255,13 +258,13 @@ func (x *execution) stop(ctx context.Context) {
 // verdict turns what was observed into the error that Run returns.
 func (x *execution) verdict(life context.Context, err error) error {
 	x.timedOut = x.stopped && errors.Is(context.Cause(life), errLifetime)
-	x.left = leaves(context.Cause(life))
+	x.left = leaves(context.Cause(life)) && !x.stopped
 	settled := x.transport.settle()
 	own, _ := err.(*Error)
 	switch {
 	case err == errNoJournal && !x.stopped:
 		return err
-	case own != nil && own.Kind == KindIO:
+	case own != nil && own.Kind == KindIO && !x.left:
 		return err
 	case context.Cause(life) == errInput:
 		return &Error{Op: x.op, Kind: KindIO, Message: "the command's input could not be read, and the command was stopped", cause: x.input.err}
@@ -269,13 +272,13 @@ func (x *execution) verdict(life context.Context, err error) error {
 		return &Error{Op: x.op, Kind: KindUncertain, Message: errUnfed.Error() + ", how much of it arrived is not known, and the command was stopped"}
 	case x.timedOut:
 		return &Error{Op: x.op, Kind: KindTimeout, Message: errLifetime.Error()}
-	case context.Cause(life) == errDetached:
+	case x.left && context.Cause(life) == errDetached:
 		return &Error{Op: x.op, Kind: KindCanceled, Message: errDetached.Error()}
-	case context.Cause(life) == errProviderClosed:
+	case x.left:
 		return &Error{Op: x.op, Kind: KindClosed, Message: "the provider was closed while the command ran, which was left to itself"}
 	case x.stopped && context.Cause(life) == errGivenBack, err != nil && x.l.isClosed():
 		return &Error{Op: x.op, Kind: KindClosed, Message: "the lease was given back while the command ran"}
-	case x.stopped && life.Err() != nil:
+	case x.stopped && life.Err() != nil && !leaves(context.Cause(life)):
 		return failed(x.op, ctxError(life))
 	case err != nil:
 		return err
