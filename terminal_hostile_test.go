@@ -37,7 +37,7 @@ func fills(t *testing.T, f *inflow) {
 
 // flood is a script that prints without end, in pieces: the daemon drops a client that is 256 messages behind, and a host
 // that shares its processors with one that does nothing but print soon is.
-const flood = "while :; do yes | head -c 32768; sleep 0.002; done"
+const flood = "some=$(yes | head -c 8192); while :; do echo \"$some\"; sleep 0.005; done"
 
 // Whoever ends a terminal that prints without end, and that nobody reads, is not kept waiting by that.
 func TestTerminalThatIsNotReadEnds(t *testing.T) {
@@ -70,6 +70,7 @@ func TestTerminalThatIsNotReadEnds(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t, Config{}, emulator.Options{Shell: "sh"})
 			l := r.acquired(t)
 			term, err := l.OpenTerminal(t.Context(), TerminalOptions{ID: "flood", Args: shell(flood)})
@@ -100,6 +101,7 @@ func TestChannelThatIsNotReadEnds(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			r := newRig(t, Config{}, emulator.Options{Shell: "sh"})
 			l := r.acquired(t)
 			ch, err := l.OpenChannel(t.Context(), ChannelOptions{ID: "flood", Args: takesItsTerminal})
