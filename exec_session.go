@@ -512,9 +512,9 @@ func (r *sessionRun) report(result *Result) {
 	switch {
 	case known && r.log.Started():
 		result.Exited, result.ExitCode = true, code
-	case isExit(r.recorded) && !r.log.NoDirectory() && !known:
+	case isExit(r.recorded) && !r.log.NoDirectory() && !known && (r.log.Started() || !r.stopped):
 		// Without the wrapper's marks a refused dispatch, or one that came to nothing, could be taken for the command, but for its
-		// status.
+		// status. A stop may have ended the profiles, and its status tells nothing.
 		result.Exited, result.ExitCode = true, *r.recorded
 	}
 }

@@ -250,6 +250,26 @@ func TestAReferenceIsReadAtAnyTime(t *testing.T) {
 	wg.Wait()
 }
 
+// TestE3TheStatusOfAStoppedShellIsNoExit has the daemon record a status of what was stopped: of the profiles, perhaps.
+func TestE3TheStatusOfAStoppedShellIsNoExit(t *testing.T) {
+	_, l := execRig(t, TransportSession)
+	for started, want := range map[bool]int{false: -1, true: 143} {
+		status := 143
+		r := newSessionRun(&execution{l: l, stopped: true, dispatched: DispatchedYes, stdout: newOutput(nil, 0), stderr: newOutput(nil, 0)})
+		r.transport, r.recorded = r, &status
+		log := "\x01\x01\x01" + string(r.mark) + "a\n"
+		if started {
+			log += string(r.mark) + "s\n"
+		}
+		if _, err := r.log.Open().Write([]byte(log)); err != nil || !r.log.Accepted() || r.log.Started() != started {
+			t.Fatalf("%v, accepted %v, started %v: the log is not read as it is meant", err, r.log.Accepted(), r.log.Started())
+		}
+		if got := r.result(); got.Exited != started || got.ExitCode != want {
+			t.Errorf("started %v: got %+v, want the exit code %d", started, got, want)
+		}
+	}
+}
+
 // TestGivingBackEndsWithItsContext: so does what is done in the background then.
 func TestGivingBackEndsWithItsContext(t *testing.T) {
 	_, l := execRig(t, TransportSession)
