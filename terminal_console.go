@@ -146,13 +146,18 @@ func (c *console) open(ctx context.Context, env map[string]string, to consoleEve
 }
 
 // opening does what must be done until the connection is of use: it ends with ctx, and takes no longer than a call. Whoever
-// closes the terminal meanwhile ends it, and waits for that: there may be something to remove by then.
+// closes the terminal meanwhile ends it, and waits for that: there may be something to remove by then. A connection that ends by
+// itself does not: the program may have come to its end.
 func (c *console) opening(ctx context.Context, f func(context.Context) error) error {
 	c.closing.Lock()
 	defer c.closing.Unlock()
 	call, cancel := context.WithTimeout(ctx, c.l.p.cfg.CallTimeout)
 	defer cancel()
-	defer context.AfterFunc(c.life, cancel)()
+	defer context.AfterFunc(c.life, func() {
+		if context.Cause(c.life) == errHungUp || c.l.p.work.Err() != nil {
+			cancel()
+		}
+	})()
 	box, err := c.l.toolbox(call)
 	if err == nil {
 		c.box = box

@@ -182,6 +182,41 @@ func TestTerminalWithADeadPeer(t *testing.T) {
 	})
 }
 
+// A terminal that ends while it is opened is open, and has ended, unless it was closed.
+func TestTerminalThatEndsAsItIsOpened(t *testing.T) {
+	for name, tc := range map[string]struct {
+		end  func(c *console)
+		want Kind
+	}{
+		"by itself":         {end: func(c *console) { c.hang(io.EOF) }},
+		"with a lost line":  {end: func(c *console) { c.hang(errDeadPeer) }},
+		"closed":            {func(c *console) { c.hang(errHungUp) }, KindClosed},
+		"with the provider": {func(c *console) { c.l.p.cancel(errProviderClosed) }, KindClosed},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inPTYBox(t, new(ptyBox), func(t *testing.T, r *bubbleRig) {
+				c, opened, err := r.lease.newConsole(ActivityTerminal, "open terminal", "x", "mark", func(*console) {})
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer opened()
+				defer c.held.end()
+				err = c.opening(t.Context(), func(context.Context) error {
+					tc.end(c)
+					synctest.Wait() // for all that hangs on it
+					return nil
+				})
+				if tc.want != "" {
+					wantError(t, err, tc.want)
+				} else if err != nil {
+					t.Errorf("opening() = %v", err)
+				}
+				c.l.consoles.remove(c)
+			})
+		})
+	}
+}
+
 // A ping that a write keeps from being sent is not answered. A terminal's program may be what keeps it, a channel's is not.
 func TestAWriteIsInThePingsWay(t *testing.T) {
 	b := &ptyBox{terminal: func(c *ptyBoxConn) {
