@@ -650,7 +650,7 @@ func TestTerminalThatIsNotRead(t *testing.T) {
 	const size = 64 << 20 // more than all buffers on the way
 	term := openTerminal(t, l, TerminalOptions{Args: shell(fmt.Sprintf("read x; head -c %d /dev/zero; echo done >%s; read x", size, gate))})
 	typeText(t, term, "go\r")
-	readUntil(t, term, "go\r\n") // nobody is dropped before it has read anything
+	readUntil(t, term, "go\r\n")                 // nobody is dropped before it has read anything
 	if _, err := os.ReadFile(gate); err != nil { // the daemon has thrown it away
 		t.Fatal(err)
 	}

@@ -30,7 +30,9 @@ each() {
     at=-$((${at#-}+1))
   done
 }
+# The directory goes at once: a delivery that comes meanwhile finds none, in place of one in which nobody works any more.
 scrap() {
+  mv "$s" "$s-gone" 2>/dev/null && s=$s-gone
   rm -rf "$s" 2>/dev/null && return
   find "$s" -type d -exec chmod u+rwx {} \; 2>/dev/null
   rm -rf "$s" 2>/dev/null
@@ -47,7 +49,7 @@ each tidy "$@"
 # The request may be delivered twice. The first delivery works; another one waits for its end, and then knows nothing.
 top=${1%/}/$mark
 if ! mkdir "$top/run" 2>/dev/null; then
-  if [ -d "$top" ] && [ ! -d "$top/run" ]; then each scrap "$@"; say nospace; exit 0; fi
+  if [ ! -d "$top/run" ] && [ -d "$top" ]; then each scrap "$@"; say nospace; exit 0; fi
   n=0
   while [ -d "$top/run" ]; do
     if [ -s "$top/run/pid" ]; then kill -0 "$(cat "$top/run/pid" 2>/dev/null)" 2>/dev/null || break

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/leasehold-go/leasehold/internal/script"
 )
 
 // sandboxes are the kinds of userland that the scripts must work with.
@@ -398,6 +400,36 @@ func TestImportScriptBearsConcurrentDeliveries(t *testing.T) {
 		if diff := cmp.Diff(len(describe(t, src)), len(describe(t, dest))); diff != "" {
 			t.Errorf("number of entries mismatch (-want +got):\n%s", diff)
 		}
+	}
+}
+
+// A delivery that comes while the other one removes its scratch has come too late.
+func TestImportScriptBearsADeliveryAtItsEnd(t *testing.T) {
+	bin, src, dest := t.TempDir(), t.TempDir(), t.TempDir()
+	put(t, src, map[string]string{"a": "new"})
+	r := uploaded(t, src, dest)
+	late := filepath.Join(bin, "late")
+	if err := os.WriteFile(late, []byte(r.Script()), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	tool(t, bin, "rm", `for s; do :; done
+if [ "$1" = -rf ] && [ -d "$s/run" ]; then
+REAL -rf "$s/run"
+PATH=`+script.Quote(os.Getenv("PATH"))+` sh <`+late+` >`+late+`.out
+fi
+exec REAL "$@"`)
+	if got := deliver(t, bin+":"+os.Getenv("PATH"), r.Script(), r.Scratch); got.Word != WordOK {
+		t.Errorf("the first says %q, want ok", got.Word)
+	}
+	output, err := os.ReadFile(late + ".out")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, _ := ParseReply(string(output), r.Scratch); got.Word != WordGone {
+		t.Errorf("the late one says %q, want gone", got.Word)
+	}
+	if diff := cmp.Diff(map[string]string{"a": "new"}, contents(t, dest)); diff != "" {
+		t.Errorf("destination mismatch (-want +got):\n%s", diff)
 	}
 }
 
