@@ -329,9 +329,11 @@ func TestE5WhatTheRecordBecomesDoesNotHoldUpRun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, l := execRig(t, TransportJournal)
-			alive := filepath.Join(t.TempDir(), "alive")
-			script := "echo $$ >" + alive + "; sleep 0.3; for f in $TMPDIR/.leasehold-*/*.o; do f=${f%.o}; rm $f; " + change + " $f; done; sleep 60"
-			got, _ := runFails(t, t.Context(), l, Command{Script: script, Timeout: 20 * time.Second}, KindUncertain, DispatchedYes)
+			dir := t.TempDir()
+			alive, proceed := filepath.Join(dir, "alive"), filepath.Join(dir, "proceed")
+			out := writerFunc(func(p []byte) (int, error) { return len(p), os.WriteFile(proceed, nil, 0o600) }) // its start is known
+			script := "echo $$ >" + alive + "; echo x; until [ -e " + proceed + " ]; do sleep 0.05; done; for f in $TMPDIR/.leasehold-*/*.o; do f=${f%.o}; rm $f; " + change + " $f; done; sleep 60"
+			got, _ := runFails(t, t.Context(), l, Command{Script: script, Timeout: time.Minute, Stdout: out}, KindUncertain, DispatchedYes)
 			if got.Exited || !got.StopConfirmed {
 				t.Errorf("got %+v, want no exit and a confirmed stop", got)
 			}

@@ -307,6 +307,35 @@ func TestE1AMarkOfARefusalProvesNothingWhileThereIsARecord(t *testing.T) {
 	})
 }
 
+// TestE5WhatTheRecordBecameKeepsNobody: no script waits at a pipe, nor takes anything else for a record.
+func TestE5WhatTheRecordBecameKeepsNobody(t *testing.T) {
+	t.Parallel()
+	eachJournal(t, func(t *testing.T, j journals) {
+		dir := j.run(t, journal("first").Start(start("true"))).Dir
+		for kind, put := range map[string]func(name string) error{
+			"pipe":      func(name string) error { return syscall.Mkfifo(name, 0o600) },
+			"directory": func(name string) error { return os.Mkdir(name, 0o700) },
+			"link":      func(name string) error { return os.Symlink("nowhere", name) },
+		} {
+			open := journal(kind)
+			if err := put(filepath.Join(dir, open.ID)); err != nil {
+				t.Fatal(err)
+			}
+			for what, text := range map[string]script.Script{"start": open.Start(start("touch " + j.home + "/ran")), "settle": open.Settle(briefly), "stop": open.Stop(briefly, script.Process{})} {
+				if got := j.run(t, text); got.State != script.StateUnwritable && kind != "link" || got.State == script.StateRunning {
+					t.Errorf("%s, %s: got %+v, want that nothing is known", kind, what, got)
+				}
+			}
+			if got := j.run(t, open.Observe(briefly)); got.State != script.StateGone {
+				t.Errorf("%s: got %+v, want that the record is gone", kind, got)
+			}
+		}
+		if _, err := os.Stat(j.home + "/ran"); err == nil {
+			t.Error("a command ran that had no record")
+		}
+	})
+}
+
 // TestE1WhatNobodyBeginsIsLostForGood keeps back whoever is to begin a command, until nobody waits for that any more.
 func TestE1WhatNobodyBeginsIsLostForGood(t *testing.T) {
 	t.Parallel()

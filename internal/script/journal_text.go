@@ -140,7 +140,7 @@ set -- ${_line##*) }
 //
 // Whoever created the record, and has looked before there was the mark, has begun. So the mark of somebody else proves
 // nothing while there is a record: it is awaited that who created it writes there which process it began, or into the mark
-// that it does not begin.
+// that it does not begin. A pipe in its place, which only the command's user can have put there, would keep who opens it.
 //
 // That there ever was a directory is noted in memory, too, and in the directory which journal brought it about: a directory
 // that was removed, or removed and made again, proves nothing about what there was before, and neither does one that can no
@@ -153,7 +153,7 @@ true >"$_memory"
 echo $_id >"$_dir/born"
 fi
 set -C
-if [ -O "$_dir" ] && [ ! -L "$_dir" ] && true >"$_record"; then _won=1; elif [ ! -e "$_record" ]; then true >"$_refusal"; fi
+if [ -O "$_dir" ] && [ ! -L "$_dir" ] && [ ! -p "$_record" ] && true >"$_record"; then _won=1; elif [ ! -e "$_record" ]; then true >"$_refusal"; fi
 set +C
 if [ -e "$_refusal" ]; then
 if [ ! -O "$_dir" ] || [ -L "$_dir" ] || [ ! -d "$_dir" ] || [ ! -x "$_dir" ]; then
