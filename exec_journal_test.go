@@ -213,7 +213,8 @@ func TestE3WhatHappensUnderAJournal(t *testing.T) {
 	t.Run("the journal is removed", func(t *testing.T) {
 		_, l := execRig(t, TransportJournal)
 		alive := filepath.Join(t.TempDir(), "alive")
-		got, _ := runFails(t, t.Context(), l, Command{Script: "echo $$ >" + alive + "; sleep 0.3; rm -rf $TMPDIR/.leasehold-*; sleep 60", Stdout: io.Discard}, KindUncertain, DispatchedYes)
+		out, known := untilKnown(t)
+		got, _ := runFails(t, t.Context(), l, Command{Script: "echo $$ >" + alive + "; " + known + "rm -rf $TMPDIR/.leasehold-*; sleep 60", Stdout: out}, KindUncertain, DispatchedYes)
 		if got.Exited || got.ExitCode != -1 || !got.StopConfirmed {
 			t.Errorf("got %+v, want no exit, and that it does not go on", got)
 		}
@@ -271,14 +272,22 @@ func TestE2OutputIsAPipe(t *testing.T) {
 	})
 }
 
+// untilKnown returns where the output of a command is to go, and what its script does until the host has got some of it, and so
+// knows its process.
+func untilKnown(t *testing.T) (out io.Writer, script string) {
+	proceed := filepath.Join(t.TempDir(), "proceed")
+	out = writerFunc(func(p []byte) (int, error) { return len(p), os.WriteFile(proceed, nil, 0o600) })
+	return out, "echo x; until [ -e " + proceed + " ]; do sleep 0.05; done; "
+}
+
 // TestE5AStopNeedsNoRecord: a command whose process is known is stopped, and not taken for one that never started.
 func TestE5AStopNeedsNoRecord(t *testing.T) {
 	_, l := execRig(t, TransportJournal)
 	dir := t.TempDir()
-	proceed, removed, alive := filepath.Join(dir, "proceed"), filepath.Join(dir, "removed"), filepath.Join(dir, "alive")
+	removed, alive := filepath.Join(dir, "removed"), filepath.Join(dir, "alive")
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	out := writerFunc(func(p []byte) (int, error) { return len(p), os.WriteFile(proceed, nil, 0o600) }) // its start is known
+	out, known := untilKnown(t)
 	type outcome struct {
 		got Result
 		err error
@@ -286,7 +295,7 @@ func TestE5AStopNeedsNoRecord(t *testing.T) {
 	done := make(chan outcome, 1)
 	go func() {
 		got, err := l.Executor().Run(ctx, Command{
-			Script: "echo $$ >" + alive + "; echo x; until [ -e " + proceed + " ]; do sleep 0.05; done; rm -rf $TMPDIR/.leasehold-*/*; : >" + removed + "; sleep 60",
+			Script: "echo $$ >" + alive + "; " + known + "rm -rf $TMPDIR/.leasehold-*/*; : >" + removed + "; sleep 60",
 			Stdout: out, Transport: TransportJournal,
 		})
 		done <- outcome{got, err}
@@ -329,10 +338,9 @@ func TestE5WhatTheRecordBecomesDoesNotHoldUpRun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			_, l := execRig(t, TransportJournal)
-			dir := t.TempDir()
-			alive, proceed := filepath.Join(dir, "alive"), filepath.Join(dir, "proceed")
-			out := writerFunc(func(p []byte) (int, error) { return len(p), os.WriteFile(proceed, nil, 0o600) }) // its start is known
-			script := "echo $$ >" + alive + "; echo x; until [ -e " + proceed + " ]; do sleep 0.05; done; for f in $TMPDIR/.leasehold-*/*.o; do f=${f%.o}; rm $f; " + change + " $f; done; sleep 60"
+			alive := filepath.Join(t.TempDir(), "alive")
+			out, known := untilKnown(t)
+			script := "echo $$ >" + alive + "; " + known + "for f in $TMPDIR/.leasehold-*/*.o; do f=${f%.o}; rm $f; " + change + " $f; done; sleep 60"
 			got, _ := runFails(t, t.Context(), l, Command{Script: script, Timeout: time.Minute, Stdout: out}, KindUncertain, DispatchedYes)
 			if got.Exited || !got.StopConfirmed {
 				t.Errorf("got %+v, want no exit and a confirmed stop", got)
