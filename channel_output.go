@@ -227,7 +227,7 @@ func (e *channelEvents) Said(word, arg string) error {
 		e.finish()
 		return nil
 	case script.SaysStarted:
-		if err != nil {
+		if err != nil || e.c.begun { // it is said once: what came before it has come twice
 			return stream.ErrDuplex
 		}
 		e.input.start(n)

@@ -217,6 +217,34 @@ func TestTerminalThatEndsAsItIsOpened(t *testing.T) {
 	}
 }
 
+// A channel whose beginning is delivered twice, and with it what the program wrote, has not come whole.
+func TestChannelThatBeginsTwice(t *testing.T) {
+	b := &ptyBox{terminal: func(c *ptyBoxConn) {
+		c.started()
+		c.send([]byte("once"))
+		c.say("started 1")
+		c.send([]byte("once"))
+		c.say("exit 0")
+		c.send([]byte(script.Terminal{Mark: c.mark}.End()))
+		c.drain()
+	}}
+	inPTYBox(t, b, func(t *testing.T, r *bubbleRig) {
+		ch, err := r.lease.OpenChannel(t.Context(), ChannelOptions{Args: []string{"cat"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(ch)
+		if wantError(t, err, KindProtocol); string(got) != "once" {
+			t.Errorf("read %q, want %q", got, "once")
+		}
+		_, err = ch.Wait(t.Context())
+		wantError(t, err, KindProtocol)
+		if err := ch.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // A ping that a write keeps from being sent is not answered. A terminal's program may be what keeps it, a channel's is not.
 func TestAWriteIsInThePingsWay(t *testing.T) {
 	b := &ptyBox{terminal: func(c *ptyBoxConn) {
