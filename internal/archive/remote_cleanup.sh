@@ -1,4 +1,4 @@
-# Removes scratch directories, and ends what still works in them. Arguments: seconds to look once more, the directories, the
+# Removes scratch directories, those that an import is about to remove (-gone) too, and ends what still works in them. Arguments: seconds to look once more, the directories, the
 # operation's own first. The last line of output is "<name> ok" or "<name> left".
 set -u
 again=$1 top=$2
@@ -29,8 +29,8 @@ scrap() {
   stop
   for s; do
     n=0
-    until rm -rf "$s" 2>/dev/null; do
-      find "$s" -type d -exec chmod u+rwx {} \; 2>/dev/null
+    until rm -rf "$s" "$s-gone" 2>/dev/null; do
+      find "$s" "$s-gone" -type d -exec chmod u+rwx {} \; 2>/dev/null
       n=$((n+1)); [ $n -lt 5 ] || return 1
       sleep 1
     done

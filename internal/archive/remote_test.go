@@ -490,6 +490,22 @@ func TestCleanupDoesNotWaitForAStranger(t *testing.T) {
 	}
 }
 
+// An import gives its scratch another name before it removes it. That is work, and is not left behind either.
+func TestScratchThatIsBeingRemovedCounts(t *testing.T) {
+	top := filepath.Join(t.TempDir(), StageName())
+	put(t, top+"-gone", map[string]string{"old/a": strings.Repeat("x", 100_000)})
+	got := deliver(t, os.Getenv("PATH"), RemoteProbe(filepath.Base(top), []string{top}), filepath.Base(top))
+	if got.Word != WordOK || got.Bytes == 0 {
+		t.Errorf("the probe says %q, %d, want that there is something", got.Word, got.Bytes)
+	}
+	if got := deliver(t, os.Getenv("PATH"), RemoteCleanup(top, 0), top); got.Word != WordOK {
+		t.Errorf("cleanup says %q, want ok", got.Word)
+	}
+	if _, err := os.Lstat(top + "-gone"); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("Lstat() = %v, want that nothing is left", err)
+	}
+}
+
 func TestImportScriptRecordsDirectories(t *testing.T) {
 	src, dest := t.TempDir(), t.TempDir()
 	put(t, src, map[string]string{"a": "new"})
