@@ -329,7 +329,7 @@ func TestEnvelopesNameTheAccount(t *testing.T) {
 				ended := make(chan error, 1)
 				go func() { _, err := w.Acquire(t.Context(), request()); ended <- err }()
 				if tt.want == KindUncertain {
-					time.Sleep(time.Second)
+					time.Sleep(time.Second) // virtual
 					w.acquired(t)
 				}
 				e := wantError(t, <-ended, tt.want)

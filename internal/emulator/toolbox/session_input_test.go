@@ -57,7 +57,7 @@ func TestInput(t *testing.T) {
 		input(id, "x").want(t, http.StatusGone)
 	})
 	t.Run("of a synchronous command is at its end", func(t *testing.T) {
-		r := whole(func() reply { return w.submit("s", "cat; echo end") })
+		r := w.whole(func() reply { return w.submit("s", "cat; echo end") })
 		if got := *decode[sessionExecuteResponse](t, r).Stdout; got != "end\n" {
 			t.Errorf("stdout = %q, want the end at once", got)
 		}

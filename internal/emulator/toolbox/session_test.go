@@ -56,18 +56,19 @@ func (w *wire) start(session, command string, more ...string) string {
 }
 
 // whole asks until the daemon does not look while an exit is being recorded: see TestExitCodeWindow.
-func whole(ask func() reply) reply {
-	for {
-		if r := ask(); r.status != http.StatusInternalServerError || !strings.Contains(r.body, "failed to convert exit code to int") {
-			return r
-		}
-	}
+func (w *wire) whole(ask func() reply) (r reply) {
+	w.t.Helper()
+	until(w.t, "the exit is written", func() bool {
+		r = ask()
+		return r.status != http.StatusInternalServerError || !strings.Contains(r.body, "failed to convert exit code to int")
+	})
+	return r
 }
 
 // status returns a command's exit code, or nil.
 func (w *wire) status(session, command string) *int {
 	w.t.Helper()
-	r := whole(func() reply { return w.do("GET", commandPath(session, command), nil) })
+	r := w.whole(func() reply { return w.do("GET", commandPath(session, command), nil) })
 	r.want(w.t, http.StatusOK)
 	return decode[commandView](w.t, r).ExitCode
 }
@@ -278,7 +279,7 @@ func TestSynchronousCommand(t *testing.T) {
 	w := serve(t)
 	w.createSession("s")
 	start := time.Now()
-	r := whole(func() reply { return w.submit("s", `echo a; printf b >&2; read x || echo end; return 4`) })
+	r := w.whole(func() reply { return w.submit("s", `echo a; printf b >&2; read x || echo end; return 4`) })
 	if took := time.Since(start); took < 50*time.Millisecond {
 		t.Errorf("took %v, want at least the poll of 50ms", took)
 	}
@@ -287,7 +288,7 @@ func TestSynchronousCommand(t *testing.T) {
 	if got.CommandID == "" || *got.Stdout != "a\nend\n" || *got.Stderr != "b\n" || *got.ExitCode != 4 || strings.ContainsAny(*got.Output, "\x01\x02") {
 		t.Errorf("answer = %s", r.body)
 	}
-	r = whole(func() reply {
+	r = w.whole(func() reply {
 		return w.do("POST", sessionPath("s")+"/exec", asJSON(t, map[string]any{"command": "echo a"}), "X-Daytona-SDK-Version", "v0.170.0")
 	})
 	r.want(t, http.StatusOK)
@@ -540,7 +541,7 @@ func TestSessionsInOtherShells(t *testing.T) {
 			if got, want := inOrder(w.log("s", id)), out+"a\n"+stderrMark+"b\n"; got != want {
 				t.Errorf("log = %q, want %q", got, want)
 			}
-			if got, want := *decode[sessionExecuteResponse](t, whole(func() reply { return w.submit("s", "echo $A; pwd; cat") })).Stdout, "1\n/\n"; got != want {
+			if got, want := *decode[sessionExecuteResponse](t, w.whole(func() reply { return w.submit("s", "echo $A; pwd; cat") })).Stdout, "1\n/\n"; got != want {
 				t.Errorf("stdout = %q, want %q", got, want)
 			}
 			w.start("s", "exit 1")
