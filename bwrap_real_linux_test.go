@@ -7,10 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	mathrand "math/rand/v2"
 	"os"
 	"os/exec"
 	"os/user"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -115,6 +117,7 @@ func asUser(tb testing.TB, args ...string) bool {
 		}
 	}
 	out, err = cmd.CombinedOutput()
+	out = regexp.MustCompile(`(?m)^=== (RUN|PAUSE|CONT) .*\n`).ReplaceAll(out, nil) // what failed is not to drown in them
 	if _, ok := tb.(*testing.B); ok {
 		fmt.Printf("%s", out)
 	}
@@ -194,8 +197,8 @@ func TestBwrap(t *testing.T) {
 	if entries, err := os.ReadDir(ws); err != nil || len(entries) == 0 {
 		t.Errorf("ReadDir(%s) = %v, %v", ws, entries, err)
 	}
-	if left := processesOf(t, "bwrap"); len(left) > 0 {
-		t.Errorf("wrappers are left in %s: %q", home, left)
+	if left := processesOf(t, home); len(left) > 0 { // a wrapper names what it lets a command write
+		t.Errorf("wrappers are left: %q", left)
 	}
 }
 
@@ -264,7 +267,7 @@ func testBwrapExits(t *testing.T, r *rig, l *Lease, tr Transport) {
 }
 
 func testBwrapTimeout(t *testing.T, r *rig, l *Lease, tr Transport) {
-	for i, script := range []string{
+	for _, script := range []string{
 		"echo up; sleep %[1]d & exec sleep %[1]d",
 		"trap '' TERM; echo up; sleep %[1]d & sleep %[1]d; sleep %[1]d",
 		"setsid sleep %[1]d & echo up; sleep %[1]d",
@@ -272,7 +275,7 @@ func testBwrapTimeout(t *testing.T, r *rig, l *Lease, tr Transport) {
 	} {
 		t.Run(script, func(t *testing.T) {
 			t.Parallel()
-			seconds := strconv.Itoa(70000 + 10*i + len(tr))
+			seconds := longTime()
 			cmd := Command{Script: strings.ReplaceAll(script, "%[1]d", seconds), Transport: tr}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
@@ -292,16 +295,20 @@ func testBwrapTimeout(t *testing.T, r *rig, l *Lease, tr Transport) {
 	}
 }
 
-// processesOf returns the command lines of processes that have an argument, once they have had a moment to end.
-func processesOf(t *testing.T, arg string) (lines []string) {
+// longTime is an argument for sleep by which its process is known: none of another test has it, in this process or another.
+func longTime() string { return strconv.Itoa(1e6 + mathrand.IntN(1e9)) }
+
+// processesOf returns the command lines of the machine's processes that have a text in them, once those have had a moment
+// to end. The text has to be this test's own.
+func processesOf(t *testing.T, text string) (lines []string) {
 	t.Helper()
 	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
 		lines = nil
 		paths, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 		for _, path := range paths {
 			data, _ := os.ReadFile(path)
-			if words := strings.Split(string(data), "\x00"); slices.Contains(words, arg) {
-				lines = append(lines, strings.Join(words, " "))
+			if line := strings.ReplaceAll(string(data), "\x00", " "); strings.Contains(line, text) {
+				lines = append(lines, line)
 			}
 		}
 		if len(lines) == 0 {
@@ -424,7 +431,7 @@ func TestBwrapProbe(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	name := os.Getenv(bwrapUser)
+	name, seconds := os.Getenv(bwrapUser), longTime()
 	refuse := func(option string) string {
 		return `for a; do if [ "$a" = ` + option + ` ]; then echo "bwrap: refused" >&2; exit 1; fi; done; exec ` + real + ` "$@"`
 	}
@@ -460,8 +467,8 @@ func TestBwrapProbe(t *testing.T) {
 		{"old bwrap", func(t *testing.T) { fake(t, "bwrap", refuse("--perms")) }, Bwrap{true, name, BwrapSharedTmp}},
 		{"no bind", func(t *testing.T) { fake(t, "bwrap", refuse("--bind-try")) }, Bwrap{false, name, BwrapWorkspace}},
 		{"bwrap without --new-session", func(t *testing.T) { fake(t, "bwrap", refuse("--new-session")) }, Bwrap{false, name, BwrapOther}},
-		{"bwrap hangs", func(t *testing.T) { fake(t, "bwrap", "exec sleep 71001") }, Bwrap{false, name, BwrapTimedOut}},
-		{"id hangs", func(t *testing.T) { fake(t, "id", idUn("sleep 71001")) }, Bwrap{false, "", BwrapTimedOut}},
+		{"bwrap hangs", func(t *testing.T) { fake(t, "bwrap", "exec sleep "+seconds) }, Bwrap{false, name, BwrapTimedOut}},
+		{"id hangs", func(t *testing.T) { fake(t, "id", idUn("sleep "+seconds)) }, Bwrap{false, "", BwrapTimedOut}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var cfg Config
@@ -474,7 +481,7 @@ func TestBwrapProbe(t *testing.T) {
 			if diff := cmp.Diff(tt.want, l.Ref().Bwrap); diff != "" {
 				t.Errorf("Ref().Bwrap mismatch (-want +got):\n%s", diff)
 			}
-			if left := processesOf(t, "71001"); len(left) > 0 {
+			if left := processesOf(t, seconds); len(left) > 0 {
 				t.Errorf("the probe left behind: %q", left)
 			}
 			want := finished(0, "ran\n", "")
