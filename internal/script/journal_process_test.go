@@ -346,9 +346,11 @@ func TestE1WhatNobodyBeginsIsLostForGood(t *testing.T) {
 	eachJournal(t, func(t *testing.T, j journals) {
 		bin := t.TempDir()
 		j.env = []string{"PATH=" + bin + ":" + os.Getenv("PATH")}
-		if j.argv, err = locate(j.argv); err != nil {
+		argv, err := locate(j.argv)
+		if err != nil {
 			t.Fatal(err)
 		}
+		j.argv = argv
 		for id, give := range map[string]func() script.Frame{
 			"lost": func() script.Frame {
 				record := filepath.Join(j.home, fmt.Sprintf(".leasehold-%d", os.Getuid()), "lost")

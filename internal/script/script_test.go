@@ -451,7 +451,7 @@ func TestE1ASessionRunsADispatchOnce(t *testing.T) {
 		if plain(got.Stdout) != want || got.Exit != 77 {
 			t.Errorf("got %q, exit %d\nwant %q, exit 77", plain(got.Stdout), got.Exit, want)
 		}
-		if want := "@e\n@e:0\n@r\n@e\n@e:0\n@r\n@r\n@e\n@e:0\n"; plain(got.Stderr) != want {
+		if want := "@a\n@e\n@e:0\n@r\n@a\n@e\n@e:0\n@r\n@r\n@a\n@e\n@e:0\n"; plain(got.Stderr) != want {
 			t.Errorf("stderr %q, want %q", plain(got.Stderr), want)
 		}
 	})
@@ -519,7 +519,7 @@ func TestE4StderrIsTheCommandsAlone(t *testing.T) {
 	t.Parallel()
 	eachShell(t, func(t *testing.T, argv []string) {
 		got := session(t, argv, dispatch(1, script.Login{Script: "echo oops >&2; kill -9 $$"}))
-		if want := "oops\n@e\n@e:137\n"; plain(got.Stderr) != want {
+		if want := "@a\noops\n@e\n@e:137\n"; plain(got.Stderr) != want {
 			t.Errorf("stderr %q, want %q", plain(got.Stderr), want)
 		}
 	})
@@ -570,7 +570,7 @@ func TestWithoutSetsidTheCommandHasAGroupOfItsOwn(t *testing.T) {
 		if want := "@a\n@s\nin\n@o\n@o:137\nstatus=137\n"; plain(got.Stdout) != want || got.Exit != 77 {
 			t.Errorf("%v: got %q, exit %d, want %q, exit 77 (stderr %q)", argv, plain(got.Stdout), got.Exit, want, plain(got.Stderr))
 		}
-		if want := "@e\n@e:137\n"; plain(got.Stderr) != want {
+		if want := "@a\n@e\n@e:137\n"; plain(got.Stderr) != want {
 			t.Errorf("%v: stderr %q, want %q", argv, plain(got.Stderr), want)
 		}
 	}

@@ -15,7 +15,7 @@ func NewMark(random string) Mark { return Mark("~lh" + random) }
 
 // The letters after a mark. Each mark is the last thing on its line.
 const (
-	markAccepted = "a" // stdout: the session's shell took this dispatch, and no other of the same command
+	markAccepted = "a" // both: the session's shell took this dispatch, and no other of the same command
 	markShell    = "p" // stdout: followed by a colon and the process of the session's shell
 	markProcess  = "g" // stdout: followed by a colon, the command's process, a colon and its start time, if that is known
 	markNoRoom   = "n" // stdout: there was no room for the command's files: it was not started
@@ -163,6 +163,7 @@ func (s Session) Text() string {
 	fmt.Fprintf(&b, "if [ %d -gt \"${_leasehold_n:-0}\" ]; then\n", s.Fence)
 	fmt.Fprintf(&b, "_leasehold_n=%d\n", s.Fence)
 	b.WriteString(s.Mark.print(markAccepted) + "\n")
+	b.WriteString(s.Mark.print(markAccepted) + " >&2\n")
 	b.WriteString("printf '%s:%s\\n' " + s.Mark.word(markShell) + " $$\n")
 	b.WriteString(s.Login.shell("_leasehold_sh") + "\n")
 	fmt.Fprintf(&b, "_leasehold_rc=%d _leasehold_r=\n", RefusedStatus) // if a redirection below fails, its group does not run

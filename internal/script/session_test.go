@@ -40,7 +40,7 @@ func TestASessionsShortInputComesThroughAPipe(t *testing.T) {
 				s := script.Session{ID: "id", Fence: 1, Mark: testMark, Stdin: []byte(tt.stdin), Login: script.Login{Profiles: policy, Script: tt.command + "; exit 4"}}
 				got := session(t, argv, s.Text(), dispatch(2, script.Login{Script: "echo next"}))
 				want := "@a\n@s\n" + tt.want + "@o\n@o:4\nstatus=4\n@a\n@s\nnext\n@o\n@o:0\nstatus=0\n"
-				if plain(got.Stdout) != want || plain(got.Stderr) != "@e\n@e:4\n@e\n@e:0\n" {
+				if plain(got.Stdout) != want || plain(got.Stderr) != "@a\n@e\n@e:4\n@a\n@e\n@e:0\n" {
 					t.Errorf("%s: got %q, want %q (stderr %q)", name, plain(got.Stdout), want, plain(got.Stderr))
 				}
 			}

@@ -24,8 +24,8 @@ const (
 // Log is what is known of one command's log. The zero value is not useful: see [New]. It is not safe for concurrent use.
 type Log struct {
 	demux  demux
-	header []byte // the first line of stdout, which stands nowhere else in the log
-	start  int64  // where it stands, -1 before it was seen; nearly always 0, but the two streams are independent
+	header []byte // the first line of the log, which stands nowhere else in it; nil before its first byte told the stream
+	start  int64  // where it stands, -1 before it was seen; 0 unless somebody else wrote before the wrapper
 	offset int64  // bytes of the log taken in
 	sum    uint32 // of these bytes
 	forked bool   // a replay differed from what had been taken in
@@ -35,7 +35,20 @@ type Log struct {
 // once and in order per stream, with all of the wrapper's and the daemon's additions removed; p is only valid during the
 // call. After an error deliver is not called again.
 func New(mark string, deliver func(s Stream, p []byte) error) *Log {
-	return &Log{demux: newDemux(mark, deliver), start: -1, header: append(marker(Stdout), mark+string(markAccepted)+"\n"...)}
+	return &Log{demux: newDemux(mark, deliver), start: -1}
+}
+
+// headed returns the first line of the log, whose first byte is given. The wrapper begins both streams alike, and it is not
+// known which of them the daemon writes first.
+func (l *Log) headed(first byte) []byte {
+	if l.header == nil {
+		s := Stdout
+		if first == marker(Stderr)[0] {
+			s = Stderr
+		}
+		l.header = append(append(marker(s), l.demux.mark...), markAccepted, '\n')
+	}
+	return l.header
 }
 
 // Read is one read of the log, from its first byte: a connection, or a snapshot.
@@ -58,12 +71,15 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 // Replayed bytes are recognised by their offset, and a read that starts over by the header. They are summed as well, so
 // that a log which is not the one seen before is noticed: see [Log.Damaged].
 func (r *Read) Write(p []byte) (int, error) {
-	n, header := len(p), r.log.header
+	n := len(p)
 	if len(r.held) > 0 {
 		p = append(r.held, p...)
 		r.held = nil
 	}
-	for {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	for header := r.log.headed(p[0]); ; {
 		at := bytes.Index(p, header)
 		if at < 0 {
 			k := len(p) - partial(p, header)

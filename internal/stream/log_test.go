@@ -176,7 +176,17 @@ func TestReplaysAreRemovedByOffset(t *testing.T) {
 }
 
 func TestAReadThatStartsOverIsRecognised(t *testing.T) {
-	log := lines("o:@a", "o:@s", "o:first", "e:second", "o:third@o", "o:@o:0", "e:@e", "e:@e:0")
+	for _, log := range []string{
+		lines("o:@a", "e:@a", "o:@s", "o:first", "e:second", "o:third@o", "o:@o:0", "e:@e", "e:@e:0"),
+		lines("e:@a", "e:second", "o:@a", "o:@s", "o:first", "o:third@o", "o:@o:0", "e:@e", "e:@e:0"),
+	} {
+		startOver(t, log)
+	}
+}
+
+// startOver has a read of a log start over at each of its bytes, twice.
+func startOver(t *testing.T, log string) {
+	t.Helper()
 	for at := range len(log) {
 		for _, size := range []int{1, 5, 1024} {
 			var s sink
@@ -243,8 +253,9 @@ func TestE2AnyOutputInAnyPieces(t *testing.T) {
 		for i, text := range want {
 			text += fmt.Sprintf("%s%s\n%s%s:%d\n", mark, letters[i], mark, letters[i], code)
 			if i == 0 {
-				text = mark + "a\n" + mark + "s\n" + text
+				text = mark + "s\n" + text
 			}
+			text = mark + "a\n" + text
 			queues[i] = strings.SplitAfter(text, "\n")
 			queues[i] = queues[i][:len(queues[i])-1]
 		}
@@ -268,6 +279,9 @@ func TestE2AnyOutputInAnyPieces(t *testing.T) {
 				reads, at = append(reads, l.Open()), append(at, 0)
 			}
 			n := rapid.IntRange(0, 64).Draw(t, "bytes")
+			if at[k] > len(mark)+5 && rapid.IntRange(0, 9).Draw(t, "over") == 0 {
+				at[k] = 0 // it starts over, behind the whole first line
+			}
 			if len(reads) > 5 {
 				n = log.Len() // come to an end
 			}
