@@ -153,6 +153,8 @@ func (c *ptyClient) write(ctx context.Context) {
 		case <-c.ended:
 			c.close(ctx)
 			return
+		case <-ctx.Done(): // the client has left, and there may be no output for long that would tell
+			return
 		}
 	}
 }
