@@ -51,7 +51,7 @@ func driveClient(t *testing.T, server *emulator.Server) {
 	driveClientFiles(t, box, "client")
 	driveClientTerminal(t, box)
 
-	settle := func() { server.Sandbox(sb.ID).Settle(10 * time.Second) }
+	settle := func() { server.Sandbox(sb.ID).Settle(time.Minute) }
 	ok(t, "stop", c.Stop(ctx, sb.ID))
 	settle()
 	ok(t, "archive", c.Archive(ctx, sb.ID))
@@ -86,7 +86,7 @@ func driveClientSnapshots(t *testing.T, server *emulator.Server, c *daytona.Clie
 	_, err = c.CreateSnapshot(ctx, daytona.SnapshotRequest{Name: "client-pulled", Image: "debian:13"})
 	ok(t, "pull", err)
 	ok(t, "capture", c.Capture(ctx, sandbox, "client-captured"))
-	server.Sandbox(sandbox).Settle(10 * time.Second)
+	server.Sandbox(sandbox).Settle(time.Minute)
 	for _, name := range []string{"client-built", "client-pulled", "client-captured"} {
 		read, err := c.GetSnapshot(ctx, name)
 		ok(t, "snapshot", err)

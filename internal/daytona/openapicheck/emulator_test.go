@@ -205,7 +205,7 @@ func started(t *testing.T, server *emulator.Server, c *daytona.Client, request d
 			t.Errorf("delete: %v", err)
 		}
 	})
-	if state := server.Sandbox(sb.ID).Settle(10 * time.Second); state != emulator.StateStarted {
+	if state := server.Sandbox(sb.ID).Settle(time.Minute); state != emulator.StateStarted {
 		t.Fatalf("state %q after the creation, want %q", state, emulator.StateStarted)
 	}
 	return sb

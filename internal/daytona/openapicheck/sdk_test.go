@@ -81,7 +81,7 @@ func driveSDK(t *testing.T, server *emulator.Server) {
 	ok(t, "start", sb.Start(ctx))
 	ok(t, "stop", sb.StopWithTimeout(ctx, 10*time.Second, true))
 	ok(t, "archive", sb.Archive(ctx))
-	server.Sandbox(sb.ID).Settle(10 * time.Second)
+	server.Sandbox(sb.ID).Settle(time.Minute)
 	ok(t, "delete", sb.Delete(ctx))
 	ok(t, "delete", image.Delete(ctx))
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/leasehold-go/leasehold/internal/daytona"
 	"github.com/leasehold-go/leasehold/internal/emulator"
@@ -98,12 +99,12 @@ func driveToolboxRefusals(t *testing.T, server *emulator.Server) {
 	t.Run("state", func(t *testing.T) {
 		ok(t, "stop", c.Stop(ctx, sb.ID))
 		box.call(400, "GET /version", "")
-		if state := server.Sandbox(sb.ID).Settle(10e9); state != emulator.StateStopped {
+		if state := server.Sandbox(sb.ID).Settle(time.Minute); state != emulator.StateStopped {
 			t.Fatalf("state %q, want stopped", state)
 		}
 		box.call(400, "POST /process/execute", `{"command":"true"}`)
 		ok(t, "start", c.Start(ctx, sb.ID))
-		server.Sandbox(sb.ID).Settle(10e9)
+		server.Sandbox(sb.ID).Settle(time.Minute)
 		server.Sandbox(sb.ID).LoseContainer()
 		box.call(404, "GET /version", "")
 	})
