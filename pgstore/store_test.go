@@ -240,8 +240,10 @@ func TestErrorsKeepSecrets(t *testing.T) {
 	ending.State = leasehold.StateEnding
 
 	listener := must(net.Listen("tcp", "127.0.0.1:0"))(t)
-	address := listener.Addr().(*net.TCPAddr)
-	check(t, listener.Close())
+	defer listener.Close()
+	near := must(net.Dial("tcp", listener.Addr().String()))(t) // nobody can listen on the port of its near end
+	defer near.Close()
+	address := near.LocalAddr().(*net.TCPAddr)
 	config := must(pgx.ParseConfig(fmt.Sprintf("host=127.0.0.1 port=%d user=%s password=%s dbname=%s sslmode=disable", address.Port, secret, secret, secret)))(t)
 	down := stdlib.OpenDB(*config)
 	t.Cleanup(func() { check(t, down.Close()) })

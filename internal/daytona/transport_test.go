@@ -11,15 +11,20 @@ import (
 	"testing"
 )
 
-// closedPort is an address at which nobody listens.
+// closedPort is an address at which nobody listens, nor begins to meanwhile: it is that of the near end of a connection.
 func closedPort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.Close()
-	return l.Addr().String()
+	t.Cleanup(func() { l.Close() })
+	conn, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn.LocalAddr().String()
 }
 
 // breakAfterRequest reads the request and drops the connection.
