@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/leasehold-go/leasehold"
 	"github.com/leasehold-go/leasehold/internal/emulator"
@@ -171,6 +172,21 @@ func (h heard) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
+// unhurried returns a reply once what it began with a sandbox is done: that takes real time, and a host whose time is virtual would
+// not wait for it.
+type unhurried struct {
+	http.RoundTripper
+	server *emulator.Server
+}
+
+func (u unhurried) RoundTrip(q *http.Request) (*http.Response, error) {
+	r, err := u.RoundTripper.RoundTrip(q)
+	for _, id := range u.server.Sandboxes() {
+		u.server.Sandbox(id).Settle(time.Minute)
+	}
+	return r, err
+}
+
 // TestAnOutageIsNoEnd: for minutes the sandbox cannot be reached, and the command goes on. The host's time is virtual, and stands
 // still while a connection is open.
 func TestAnOutageIsNoEnd(t *testing.T) {
@@ -184,7 +200,7 @@ func TestAnOutageIsNoEnd(t *testing.T) {
 			server.SetFaults()
 			out, ended := make(heard, 100), make(chan error, 1)
 			go func() {
-				config := leasehold.Config{APIURL: server.URL(), APIKey: server.APIKey(), Transport: &http.Transport{DisableKeepAlives: true}}
+				config := leasehold.Config{APIURL: server.URL(), APIKey: server.APIKey(), Transport: unhurried{&http.Transport{DisableKeepAlives: true}, server}}
 				ended <- run(t.Context(), state, config, script, out)
 				close(out)
 			}()
