@@ -485,10 +485,12 @@ func TestF3CancelledTransfersReturnAtOnceAndLeaveNothing(t *testing.T) {
 			cause := errors.New("the user left")
 			ctx, cancel := context.WithCancelCause(t.Context())
 			defer cancel(nil)
-			// The removal of the scratch files is slow: the caller does not wait for it.
+			// The removal of the scratch files is slow: the caller does not wait for it. The request for the next piece, which ends
+			// with the context and may arrive just then, is none.
+			const removal = "%s left"
 			stop := func(p Progress) {
 				if p.Bytes > 1<<20 {
-					slow.hold("POST " + executePath)
+					slow.hold("POST "+executePath, removal)
 					cancel(cause)
 				}
 			}

@@ -167,33 +167,41 @@ func (r *rig) wantNothingDone(t *testing.T) {
 
 // holdup keeps requests from the server, as its middleware, from hold on until open.
 type holdup struct {
-	kind           atomic.Pointer[string]
+	held           atomic.Pointer[heldRequests]
 	opened         chan struct{}
 	passed, gaveUp atomic.Int32
 }
+
+type heldRequests struct{ kind, text string }
 
 func newHoldup() *holdup { return &holdup{opened: make(chan struct{})} }
 
 func (h *holdup) wrap(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
-		if kind := h.kind.Load(); kind != nil && route(q.Method, q.URL.EscapedPath()) == *kind {
+		if held := h.held.Load(); held != nil && route(q.Method, q.URL.EscapedPath()) == held.kind {
 			body, _ := io.ReadAll(q.Body) // before that, it is not noticed that the client leaves
 			q.Body = io.NopCloser(bytes.NewReader(body))
-			select {
-			case <-h.opened:
-				h.passed.Add(1)
-			case <-q.Context().Done():
-				h.gaveUp.Add(1)
-			case <-time.After(time.Minute):
-				h.gaveUp.Add(1)
+			if bytes.Contains(body, []byte(held.text)) {
+				h.wait(q.Context())
 			}
 		}
 		next.ServeHTTP(w, q)
 	})
 }
 
-// hold begins to hold requests of this kind, such as "DELETE /api/sandbox/*".
-func (h *holdup) hold(kind string) { h.kind.Store(&kind) }
+func (h *holdup) wait(ctx context.Context) {
+	select {
+	case <-h.opened:
+		h.passed.Add(1)
+	case <-ctx.Done():
+		h.gaveUp.Add(1)
+	case <-time.After(time.Minute):
+		h.gaveUp.Add(1)
+	}
+}
+
+// hold begins to hold requests of this kind, such as "DELETE /api/sandbox/*", with this text in their bodies.
+func (h *holdup) hold(kind, text string) { h.held.Store(&heldRequests{kind, text}) }
 
 func (h *holdup) open() { close(h.opened) }
 

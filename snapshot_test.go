@@ -482,7 +482,7 @@ func TestTheEndOfABuildsCallIsNotThatOfTheBuild(t *testing.T) {
 
 func TestACaptureIsASandboxsFiles(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, Config{CallTimeout: 300 * time.Millisecond}, emulator.Options{})
+	r := newRig(t, Config{}, emulator.Options{})
 	s, err := NewSnapshots(r.provider)
 	if err != nil {
 		t.Fatal(err)
@@ -514,6 +514,7 @@ func TestACaptureIsASandboxsFiles(t *testing.T) {
 	}
 
 	r.server.SetFaults(emulator.Fault{Method: "POST", Path: "/api/sandbox/*/snapshot", Action: emulator.RunnerFailure})
+	r.cfg.CallTimeout = 2 * time.Second // as long as a snapshot is looked for that there is not
 	_, err = s.Capture(t.Context(), l, s.Plan("fails"))
 	if e := wantError(t, err, KindUncertain); e.Phase != PhaseBuild || e.Dispatched != DispatchedYes || e.Sandbox != l.ref.Sandbox {
 		t.Errorf("Capture() = %+v", e)
