@@ -38,18 +38,14 @@ func TestAConversation(t *testing.T) {
 		out := make(arrivals, 8)
 		p := started(t, t.Context(), l, Command{Script: "echo name?; read n; echo hello $n; cat; echo end", Stdin: in, Stdout: out})
 		for _, step := range []struct{ hear, say string }{{"name?\n", "bob\n"}, {"hello bob\n", more}, {more, ""}} {
-			if got := <-out; got != step.hear {
-				t.Errorf("heard %q, want %q", got, step.hear)
-			}
+			out.want(t, step.hear)
 			if step.say == "" {
 				w.Close()
 			} else if _, err := io.WriteString(w, step.say); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if got := <-out; got != "end\n" {
-			t.Errorf("heard %q, want the end", got)
-		}
+		out.want(t, "end\n")
 		size := int64(len("bob\n" + more))
 		if got, err := p.Wait(); err != nil || got.StdinSize != size || got.ExitCode != 0 || got.Transport != tr {
 			t.Errorf("Wait() = %+v, %v; want exit 0 after %d bytes on the %s", got, err, size, tr)

@@ -160,7 +160,9 @@ func TestE3WhatHappensUnderAJournal(t *testing.T) {
 	t.Parallel()
 	t.Run("the recorder is killed", func(t *testing.T) {
 		_, l := execRig(t, TransportJournal)
-		run := startRunning(t, t.Context(), l, Command{Script: "kill -9 $PPID; sleep 0.2"})
+		g := newGate(t)
+		run := startRunning(t, t.Context(), l, Command{Script: g.wait() + "kill -9 $PPID; sleep 0.2"})
+		g.open(t)
 		run.wait(t, KindUncertain)
 		wantNoExit(t, run)
 	})
@@ -182,7 +184,7 @@ func TestE3WhatHappensUnderAJournal(t *testing.T) {
 		r, l := execRig(t, TransportJournal)
 		out := make(arrivals, 8)
 		p := started(t, t.Context(), l, Command{Script: "echo begun; sleep 60", Stdout: out})
-		<-out
+		out.want(t, "begun\n") // all of it, before what copies it is stopped
 		p.Detach()
 		_, _ = p.Wait()
 		if err := r.client.Stop(t.Context(), l.Ref().Sandbox); err != nil {
@@ -313,13 +315,10 @@ func TestE5AStopNeedsNoRecord(t *testing.T) {
 func TestE2WhatComesAfterTheEndIsNotOutput(t *testing.T) {
 	t.Parallel()
 	_, l := execRig(t, TransportJournal)
-	lived := filepath.Join(t.TempDir(), "lived")
-	began := time.Now()
-	script := "(sleep 2; echo late; echo late >&2; : >" + lived + ") & echo now; echo now >&2; exit 3"
+	g, lived := newGate(t), filepath.Join(t.TempDir(), "lived")
+	script := "(" + g.wait() + "echo late; echo late >&2; : >" + lived + ") & echo now; echo now >&2; exit 3"
 	mustRun(t, l, Command{Script: script, Profiles: ProfilesNone}, finished(3, "now\n", "now\n"))
-	if _, err := os.Stat(lived); err == nil && time.Since(began) < 2*time.Second {
-		t.Error("the child was not in the background")
-	}
+	g.open(t)
 	eventually(t, "the child survives its output's end", func() bool { _, err := os.Stat(lived); return err == nil })
 }
 

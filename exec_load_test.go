@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -234,15 +235,19 @@ func TestLoadASilentHour(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				b := newBubbleRig(t, dir)
 				b.box.steps = []time.Duration{0, hour}
+				var begun atomic.Bool
 				gate := filepath.Join(dir, "gate")
 				if tr == TransportJournal {
-					b.box.fault = silent(t, b.box, hour, gate)
+					b.box.fault = silent(t, b.box, hour, gate, &begun)
 				}
 				wait := ""
 				if tr == TransportJournal {
 					wait = "until [ -e '" + gate + "' ]; do /bin/sleep 0.01; done; "
 				}
-				out := writerFunc(func(p []byte) (int, error) { return len(p), nil })
+				out := writerFunc(func(p []byte) (int, error) {
+					begun.Store(begun.Load() || bytes.IndexByte(p, '\n') >= 0) // a line may come in pieces
+					return len(p), nil
+				})
 				b.server.ResetRequests()
 				began := time.Now()
 				got, err := b.lease.Executor().Run(t.Context(), Command{Script: ": " + b.box.word + "; echo begun; " + wait + "echo ended; exit 3", Stdout: out, Transport: tr, Profiles: ProfilesNone})
@@ -260,10 +265,11 @@ func TestLoadASilentHour(t *testing.T) {
 	}
 }
 
-// silent makes waiting in the sandbox a matter of virtual time: after the first such request, which shows what is
-// answered when nothing happens, others get the same answer after the time that they would have waited. After the hour
-// the command goes on. The first one's ticks take no time, since its shell has a sleep that does not.
-func silent(t *testing.T, box *bubbleBox, hour time.Duration, gate string) func(string, *http.Request) bubbleFault {
+// silent makes waiting in the sandbox a matter of virtual time: after the first such request once the host knows that the
+// command has begun, which shows what is answered when nothing happens, others get the same answer after the time that they
+// would have waited. After the hour the command goes on. The first one's ticks take no time, since its shell has a sleep that
+// does not, and so those before it may be over before the command says anything.
+func silent(t *testing.T, box *bubbleBox, hour time.Duration, gate string, begun *atomic.Bool) func(string, *http.Request) bubbleFault {
 	if _, err := exec.LookPath("dash"); err == nil {
 		box.shell = "dash" // which waits by sleep
 	}
@@ -290,6 +296,9 @@ func silent(t *testing.T, box *bubbleBox, hour time.Duration, gate string) func(
 				if err := os.WriteFile(gate, nil, 0o600); err != nil {
 					panic(err)
 				}
+				next(w, r)
+				return
+			case !begun.Load():
 				next(w, r)
 				return
 			case nothing == nil:

@@ -63,13 +63,9 @@ func TestStartDeliversWhetherOrNotAnybodyWaits(t *testing.T) {
 		_, l := execRig(t, tr)
 		g, out := newGate(t), make(arrivals, 8)
 		p := started(t, t.Context(), l, Command{Script: "echo first; " + g.wait() + "echo second; exit 3", Stdout: out})
-		if got := <-out; got != "first\n" {
-			t.Errorf("got %q, want the first line", got)
-		}
+		out.want(t, "first\n")
 		g.open(t)
-		if got := <-out; got != "second\n" {
-			t.Errorf("got %q, want the second line", got)
-		}
+		out.want(t, "second\n")
 		want := finished(3, "", "").on(tr)
 		want.StdoutSize = int64(len("first\nsecond\n"))
 		wantEnd(t, p, want)
@@ -112,9 +108,7 @@ func TestSignalsReachTheCommand(t *testing.T) {
 	out := make(arrivals, 8)
 	p := started(t, t.Context(), l, Command{Script: "trap 'echo hup' HUP; trap 'exit 9' INT; echo ready; while :; do sleep 0.05; done", Stdout: out})
 	for _, step := range []struct{ line, signal string }{{"ready\n", "HUP"}, {"hup\n", "SIGINT"}} {
-		if got := <-out; got != step.line {
-			t.Fatalf("got %q, want %q", got, step.line)
-		}
+		out.want(t, step.line)
 		if err := p.Signal(t.Context(), step.signal); err != nil {
 			t.Fatal(err)
 		}
@@ -262,9 +256,7 @@ func TestAnotherHostGoesOn(t *testing.T) {
 		r, l := execRig(t, tr)
 		g, out := newGate(t), make(arrivals, 8)
 		p := started(t, t.Context(), l, Command{Script: "printf 'one\ntwo\n'; echo err >&2; " + g.wait() + "echo three; echo more >&2; exit 5", Stdout: out, Timeout: time.Minute})
-		if got := <-out; got != "one\ntwo\n" {
-			t.Fatalf("got %q", got)
-		}
+		out.want(t, "one\ntwo\n")
 		stored, err := json.Marshal(p.Ref())
 		if err != nil {
 			t.Fatal(err)
@@ -455,9 +447,7 @@ func TestE3TheOutputOfWhatIsStoppedAfterTheDeadlineIsHad(t *testing.T) {
 	out := make(arrivals, 8)
 	p := started(t, t.Context(), l, Command{Script: "echo out; sleep 61", Stdout: out})
 	ref := p.Ref()
-	if got := <-out; got != "out\n" {
-		t.Errorf("got %q, want the output", got)
-	}
+	out.want(t, "out\n")
 	r.wantHits(t)
 	p.Detach()
 	_, _ = p.Wait()

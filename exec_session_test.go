@@ -37,6 +37,7 @@ func shellOf(t *testing.T, l *Lease) int {
 	if err != nil || bad != nil {
 		t.Fatalf("Run() = %+v, %v; want the shell's process", got, err)
 	}
+	exitsRecorded(t, l) // a shell that is killed before that leaves a session for which nobody waits
 	return pid
 }
 
