@@ -107,7 +107,7 @@ func asUser(tb testing.TB, args ...string) bool {
 	if out, err := exec.Command("cp", os.Args[0], binary).CombinedOutput(); err != nil {
 		tb.Fatalf("cp: %s", out)
 	}
-	cmd := exec.CommandContext(tb.Context(), binary, append(args, "-test.timeout=1m")...)
+	cmd := exec.CommandContext(tb.Context(), binary, append(args, "-test.timeout=5m")...) // for what hangs alone
 	cmd.Dir = home
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: uint32(uid), Gid: uint32(gid)}}
 	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" + home, "USER=" + name, "LOGNAME=" + name, bwrapUser + "=" + name}
@@ -298,11 +298,13 @@ func testBwrapTimeout(t *testing.T, r *rig, l *Lease, tr Transport) {
 // longTime is an argument for sleep by which its process is known: none of another test has it, in this process or another.
 func longTime() string { return strconv.Itoa(1e6 + mathrand.IntN(1e9)) }
 
-// processesOf returns the command lines of the machine's processes that have a text in them, once those have had a moment
+// processesOf returns the command lines of the machine's processes that have a text in them, once those have had the time
 // to end. The text has to be this test's own.
 func processesOf(t *testing.T, text string) (lines []string) {
 	t.Helper()
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); <-tick.C {
 		lines = nil
 		paths, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 		for _, path := range paths {

@@ -62,9 +62,7 @@ func leased(t *testing.T, s *stage) {
 // atRest prepares a lease whose sandbox is stopped.
 func atRest(t *testing.T, s *stage) {
 	leased(t, s)
-	if _, err := s.host.Release(t.Context(), s.ref, ReleaseOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	patiently(t, func() (Receipt, error) { return s.host.Release(t.Context(), s.ref, ReleaseOptions{}) })
 }
 
 func nothing(*testing.T, *stage) {}
