@@ -268,7 +268,7 @@ func TestLoadASilentHour(t *testing.T) {
 // silent makes waiting in the sandbox a matter of virtual time: after the first such request once the host knows that the
 // command has begun, which shows what is answered when nothing happens, others get the same answer after the time that they
 // would have waited. After the hour the command goes on. The first one's ticks take no time, since its shell has a sleep that
-// does not, and so those before it may be over before the command says anything.
+// does not before the hour is over, and so those before it may be over before the command says anything.
 func silent(t *testing.T, box *bubbleBox, hour time.Duration, gate string, begun *atomic.Bool) func(string, *http.Request) bubbleFault {
 	if _, err := exec.LookPath("dash"); err == nil {
 		box.shell = "dash" // which waits by sleep
@@ -277,7 +277,8 @@ func silent(t *testing.T, box *bubbleBox, hour time.Duration, gate string, begun
 	if err := os.MkdirAll(bin, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(bin, "sleep"), []byte("#!/bin/sh\n"), 0o700); err != nil {
+	sleep := "#!/bin/sh\nif [ -e '" + gate + "' ]; then exec /bin/sleep \"$@\"; fi\n"
+	if err := os.WriteFile(filepath.Join(bin, "sleep"), []byte(sleep), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	box.path = bin

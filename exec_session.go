@@ -311,8 +311,7 @@ func sessionLost(err error) bool {
 // stop ends the command's process group, and then deletes the session, and with it what descends from the command: the daemon
 // leaves those of its group alone whose parents have ended, and ends the others in any order, so that a command could see an
 // end of its input that is none, because who holds its pipe is dead already. It is confirmed if both are done. A command
-// whose process the log does not tell has not begun, and the deletion keeps it from that; if the log cannot be read it may
-// have.
+// whose process is not known may have begun: the deletion ends what it can find, and that is no proof.
 func (r *sessionRun) stop(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, deleteTime)
 	defer cancel()
@@ -364,8 +363,8 @@ func (r *sessionRun) gone(ctx context.Context) (gone bool, command string, err e
 // isExit reports that a code which the daemon recorded is that of a command which ran, as far as that tells.
 func isExit(recorded *int) bool { return recorded != nil && *recorded != script.RefusedStatus }
 
-// findProcess returns the command's process, if there is one, and whether that is known. It does not wait for the
-// observation, which a writer may keep waiting.
+// findProcess returns the command's process, if there is one, and whether that is known: the daemon writes the log a moment after
+// the command, and on a full disk never. It does not wait for the observation, which a writer may keep waiting.
 func (r *sessionRun) findProcess(ctx context.Context) (process stream.Process, known bool) {
 	r.mu.Lock()
 	process, session, command := r.process, r.session.id, r.command
@@ -378,8 +377,13 @@ func (r *sessionRun) findProcess(ctx context.Context) (process stream.Process, k
 	}
 	ctx, cancel := context.WithTimeout(ctx, glanceTime)
 	defer cancel()
-	log, _, err := r.glimpse(ctx, session, command)
-	return log.Process(), err == nil
+	for pause := (backoff{}); ; {
+		log, _, err := r.glimpse(ctx, session, command)
+		process, known = log.Process(), log.Process().ID != 0 || log.Complete()
+		if err != nil || known || pause.wait(ctx, 0) != nil {
+			return process, known
+		}
+	}
 }
 
 // glimpse reads as much of the log as tells the command's process, or that it has ended without one, and delivers nothing. If the

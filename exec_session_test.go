@@ -317,15 +317,6 @@ func TestALeaseIsGivenBackWithoutWaitingForInput(t *testing.T) {
 }
 
 func TestADeadShellEndsTheRunAfterALook(t *testing.T) {
-	say := func(what ...string) func(w http.ResponseWriter, _ *http.Request, _ *scripted) {
-		n := 0
-		return func(w http.ResponseWriter, _ *http.Request, _ *scripted) {
-			word := what[min(n, len(what)-1)]
-			n++
-			w.Header().Set("Content-Type", "application/json")
-			fmt.Fprintf(w, `{"exitCode":0,"result":"%s\n"}`, word)
-		}
-	}
 	tests := map[string]struct {
 		look      func(w http.ResponseWriter, _ *http.Request, _ *scripted)
 		log       []string

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -78,6 +79,32 @@ func TestE5ACancellationBeginsNothing(t *testing.T) {
 			t.Errorf("got %+v (the command ran: %v), want a confirmed stop of what had not begun", got, err == nil)
 		}
 	})
+}
+
+// TestE5AnEmptyLogProvesNothing stops a command whose log, which is to tell its process, found no room.
+func TestE5AnEmptyLogProvesNothing(t *testing.T) {
+	t.Parallel()
+	var filling atomic.Bool
+	var writes atomic.Int64
+	full := func() bool { return filling.Load() && writes.Add(1) > 1 } // there is room for the dispatch
+	r := newRig(t, Config{}, emulator.Options{Quirks: emulator.Quirks{DiskFull: full}})
+	l := r.acquired(t)
+	transportOf.Store(l, TransportSession)
+	filling.Store(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	orphan := filepath.Join(t.TempDir(), "orphan")
+	p := started(t, ctx, l, Command{Script: "(sh -c 'echo $$ >" + orphan + ".new; mv " + orphan + ".new " + orphan + "; exec sleep 620' >/dev/null 2>&1 </dev/null &); sleep 62"})
+	eventually(t, "the command has begun", func() bool { _, err := os.Stat(orphan); return err == nil })
+	cancel()
+	got, err := p.Wait()
+	wantError(t, err, KindCanceled)
+	if got.StopConfirmed {
+		t.Errorf("got %+v, want a stop that is not confirmed: who looks after what the command has started?", got)
+	}
+	if p, err := os.FindProcess(processIn(t, orphan)); err == nil {
+		_ = p.Kill()
+	}
 }
 
 // TestE5TheTimeoutIsNotTheOutputs has a writer that takes longer than a command may that has ended in time.

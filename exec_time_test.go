@@ -180,6 +180,17 @@ func brokenPipe(w http.ResponseWriter) {
 	_, _ = w.Write([]byte(`{"statusCode":500,"message":"failed to execute command: write |1: broken pipe","timestamp":"0001-01-01T00:00:00Z","path":""}`))
 }
 
+// say answers looks at a process, the last word from then on.
+func say(what ...string) func(w http.ResponseWriter, _ *http.Request, _ *scripted) {
+	n := 0
+	return func(w http.ResponseWriter, _ *http.Request, _ *scripted) {
+		word := what[min(n, len(what)-1)]
+		n++
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprintf(w, `{"exitCode":0,"result":"%s\n"}`, word)
+	}
+}
+
 func (s *scripted) status(w http.ResponseWriter) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -479,10 +490,10 @@ func TestE5TheTimeoutReturnsEvenIfNothingAnswers(t *testing.T) {
 
 func TestE5ABlockedWriterDoesNotDelayTheStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &scripted{onFollow: func(ctx context.Context, c *websocket.Conn, s *scripted) { s.send(ctx, c); <-ctx.Done() }}
+		s := &scripted{onExecute: say("alive", "gone"), onFollow: func(ctx context.Context, c *websocket.Conn, s *scripted) { s.send(ctx, c); <-ctx.Done() }}
 		l := newScripted(t, s)
 		blocked := writerFunc(func(p []byte) (int, error) { time.Sleep(time.Minute); return len(p), nil })
-		got, err := s.run(t, l, Command{Timeout: 10 * time.Second, Stdout: blocked}, func() { s.begin(); s.write("o:x") })
+		got, err := s.run(t, l, Command{Timeout: 10 * time.Second, Stdout: blocked}, func() { s.write("o:@a", "o:@g:78:9", "o:@s", "o:x") })
 		if e := failed("", err); e == nil || e.Kind != KindTimeout || !got.StopConfirmed {
 			t.Errorf("Run() = %+v, %v; want a timeout and a confirmed stop", got, err)
 		}
