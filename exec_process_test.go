@@ -165,7 +165,7 @@ func TestKill(t *testing.T) {
 		_, l := execRig(t, tr)
 		out := make(arrivals, 1)
 		p := started(t, t.Context(), l, Command{Script: "trap '' TERM INT; echo ready; sleep 61", Stdout: out})
-		<-out
+		out.want(t, "ready\n")
 		if err := p.Kill(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -184,7 +184,9 @@ func TestKillThatIsNotConfirmed(t *testing.T) {
 	t.Parallel()
 	eachTransport(t, func(t *testing.T, tr Transport) {
 		r, l := execRig(t, tr)
-		p := started(t, t.Context(), l, Command{Script: "echo ready; sleep 61"})
+		out := make(arrivals, 8)
+		p := started(t, t.Context(), l, Command{Script: "echo ready; sleep 61", Stdout: out})
+		out.want(t, "ready\n") // the host knows the process
 		r.server.SetFaults(emulator.Fault{Path: "/toolbox/**", Action: emulator.StatusBefore, Status: 403, Body: structured(403, "Forbidden"), Count: -1})
 		want := KindUncertain
 		if tr == TransportJournal {
