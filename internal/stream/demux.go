@@ -50,6 +50,7 @@ type demux struct {
 	err       error // of deliver
 
 	seen    [128]bool
+	begun   [2]bool // the first line of the stream was seen
 	cut     [2]bool // the end of the stream's content was seen
 	ended   [2]bool // and its exit code
 	shell   int
@@ -205,6 +206,10 @@ func (d *demux) marked(before []byte, m parsedMark) error {
 		s = Stdout
 	case markStderr:
 		s = Stderr
+	case markAccepted: // the first line of either stream: what stands before it on this line is the other's
+		if bytes.HasSuffix(before, marker(1-s)) {
+			s = 1 - s
+		}
 	}
 	if s != d.current {
 		// The mark, with its own marker before it, landed between two pieces of a long line of the other stream.
@@ -217,6 +222,9 @@ func (d *demux) marked(before []byte, m parsedMark) error {
 	}
 	d.seen[letter] = true
 	switch letter {
+	case markAccepted: // a second one is that of a log which began again, and was not known by its first line
+		d.damaged = d.damaged || d.begun[s]
+		d.begun[s] = true
 	case markShell:
 		d.shell = code
 	case markProcess:
