@@ -83,6 +83,7 @@ type execution struct {
 	began         time.Time
 	stopped       bool // the command's end was asked for
 	stopConfirmed bool
+	unstarted     bool // its shell has ended, and did not come to it
 	timedOut      bool
 	left          bool // it was detached, and must be left alone
 	duration      time.Duration
@@ -230,7 +231,7 @@ func (x *execution) letGo(h *holding) {
 	var ref CommandRef
 	x.transport.refer(&ref)
 	switch {
-	case !x.result().Exited && !x.stopConfirmed:
+	case !x.result().Exited && !x.stopConfirmed && !x.unstarted:
 		h.leave(ref.ID)
 	case x.ref != nil:
 		h.ended(ref.ID)
@@ -302,6 +303,7 @@ func (x *execution) beyond() error {
 }
 
 func (x *execution) noDirectory() error {
+	x.unstarted = true
 	which := "directory"
 	if dir := x.login.Dir; dir != "" { // another host's command does not tell
 		which += " " + quoted(dir)
@@ -310,6 +312,7 @@ func (x *execution) noDirectory() error {
 }
 
 func (x *execution) replaced() error {
+	x.unstarted = true
 	const message = "the command was not started: its input was lost, a start-up file replaced the shell, or a signal ended it meanwhile"
 	return &Error{Op: x.op, Kind: KindRefused, Message: message}
 }

@@ -177,9 +177,19 @@ func fieldsOf(err *Error) string {
 	return strings.Join(fields, " ")
 }
 
+// wantNoCommand fails the test if a command counts as active: one that was not started does not.
+func wantNoCommand(t *testing.T, r *rig) {
+	t.Helper()
+	for _, a := range r.Idle().Active {
+		if a.Kind == ActivityCommand {
+			t.Errorf("active is %+v", a)
+		}
+	}
+}
+
 func TestAMissingDirectoryIsAnError(t *testing.T) {
 	eachTransport(t, func(t *testing.T, tr Transport) {
-		_, l := execRig(t, tr)
+		r, l := execRig(t, tr)
 		got, e := runFails(t, t.Context(), l, Command{Args: []string{"true"}, Dir: "no/such"}, KindNotFound, DispatchedYes)
 		if want := strconv.Quote(path.Join(l.Ref().Workspace, "no/such")); !strings.Contains(e.Message, want) {
 			t.Errorf("message %q, want it to name %s", e.Message, want)
@@ -187,18 +197,20 @@ func TestAMissingDirectoryIsAnError(t *testing.T) {
 		if got.Exited || got.ExitCode != -1 || got.StderrSize == 0 {
 			t.Errorf("got %+v, want no exit, and the shell's reason on stderr", got)
 		}
+		wantNoCommand(t, r)
 		mustRun(t, l, Command{Args: []string{"echo", "next"}}, finished(0, "next\n", ""))
 	})
 }
 
 func TestAProfileThatReplacesTheShellIsAnError(t *testing.T) {
 	eachTransport(t, func(t *testing.T, tr Transport) {
-		_, l := execRig(t, tr)
+		r, l := execRig(t, tr)
 		mustRun(t, l, Command{Profiles: ProfilesNone, Script: `echo 'exec true' >"$HOME/.profile"`}, finished(0, "", ""))
 		got, _ := runFails(t, t.Context(), l, Command{Args: []string{"echo", "x"}}, KindRefused, DispatchedYes)
 		if got.Exited || got.ExitCode != -1 {
 			t.Errorf("got %+v, want no exit", got)
 		}
+		wantNoCommand(t, r)
 		mustRun(t, l, Command{Profiles: ProfilesNone, Args: []string{"echo", "x"}}, finished(0, "x\n", ""))
 	})
 }
