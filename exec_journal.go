@@ -345,11 +345,10 @@ func (r *journalRun) settle() error {
 	if (r.ended || r.stopConfirmed) && !forestalled && !r.left && !r.out.beyond() && !r.errs.beyond() {
 		r.l.journals.done(r.journal.ID, r.size())
 	}
+	if err := r.unstarted(); err != nil {
+		return err
+	}
 	switch {
-	case r.record.NoDir:
-		return r.noDirectory()
-	case r.record.Exited && !r.record.Started:
-		return r.replaced()
 	case r.record.State == script.StateGone:
 		return r.gone()
 	case !r.record.Exited:
@@ -360,6 +359,16 @@ func (r *journalRun) settle() error {
 		return r.beyond()
 	case !r.complete():
 		return &Error{Op: r.op, Kind: KindUncertain, Message: "the command has ended, and the end of its output is missing in the sandbox"}
+	}
+	return nil
+}
+
+func (r *journalRun) unstarted() error {
+	switch {
+	case r.record.NoDir:
+		return r.noDirectory()
+	case r.record.Exited && !r.record.Started:
+		return r.replaced()
 	}
 	return nil
 }

@@ -29,6 +29,8 @@ type transport interface {
 	exited(ctx context.Context) bool
 	// settle gives back what the transport holds. Its error is about a command that was observed to its end.
 	settle() error
+	// unstarted is the error of a command whose shell has ended, and did not come to it. Nil if that is not known.
+	unstarted() error
 	// report adds what is known to the result.
 	report(*Result)
 	// refer adds what another host needs to go on.
@@ -83,7 +85,6 @@ type execution struct {
 	began         time.Time
 	stopped       bool // the command's end was asked for
 	stopConfirmed bool
-	unstarted     bool // its shell has ended, and did not come to it
 	timedOut      bool
 	left          bool // it was detached, and must be left alone
 	duration      time.Duration
@@ -231,7 +232,7 @@ func (x *execution) letGo(h *holding) {
 	var ref CommandRef
 	x.transport.refer(&ref)
 	switch {
-	case !x.result().Exited && !x.stopConfirmed && !x.unstarted:
+	case !x.result().Exited && !x.stopConfirmed && x.transport.unstarted() == nil:
 		h.leave(ref.ID)
 	case x.ref != nil:
 		h.ended(ref.ID)
@@ -303,7 +304,6 @@ func (x *execution) beyond() error {
 }
 
 func (x *execution) noDirectory() error {
-	x.unstarted = true
 	which := "directory"
 	if dir := x.login.Dir; dir != "" { // another host's command does not tell
 		which += " " + quoted(dir)
@@ -312,7 +312,6 @@ func (x *execution) noDirectory() error {
 }
 
 func (x *execution) replaced() error {
-	x.unstarted = true
 	const message = "the command was not started: its input was lost, a start-up file replaced the shell, or a signal ended it meanwhile"
 	return &Error{Op: x.op, Kind: KindRefused, Message: message}
 }

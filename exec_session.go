@@ -469,17 +469,27 @@ func (r *sessionRun) settle() error {
 	if r.files && r.dispatched != DispatchedNo && (r.log.Complete() || r.stopConfirmed) { // else they are swept one day
 		r.l.sessions.clear(r.l, r.box, r.sent.Remove())
 	}
-	switch {
-	case r.log.NoRoom():
+	if r.log.NoRoom() {
 		return r.noRoom()
-	case r.log.NoDirectory():
-		return r.noDirectory()
-	case r.log.Complete() && !r.log.Started():
-		return r.replaced()
+	}
+	if err := r.unstarted(); err != nil {
+		return err
+	}
+	switch {
 	case !r.log.Complete():
 		return &Error{Op: r.op, Kind: KindUncertain, Message: "the command's exit is recorded, but not that all of its output was seen"}
 	case r.stdout.skip > 0 || r.stderr.skip > 0:
 		return r.beyond()
+	}
+	return nil
+}
+
+func (r *sessionRun) unstarted() error {
+	switch {
+	case r.log.NoDirectory():
+		return r.noDirectory()
+	case r.log.Complete() && !r.log.Started():
+		return r.replaced()
 	}
 	return nil
 }
