@@ -38,17 +38,14 @@ func New(mark string, deliver func(s Stream, p []byte) error) *Log {
 	return &Log{demux: newDemux(mark, deliver), start: -1}
 }
 
-// headed returns the first line of the log, whose first byte is given. The wrapper begins both streams alike, and it is not
+// firstLine returns the first line of a log that begins with this byte. The wrapper begins both streams alike, and it is not
 // known which of them the daemon writes first.
-func (l *Log) headed(first byte) []byte {
-	if l.header == nil {
-		s := Stdout
-		if first == marker(Stderr)[0] {
-			s = Stderr
-		}
-		l.header = append(append(marker(s), l.demux.mark...), markAccepted, '\n')
+func firstLine(begins byte, mark []byte) []byte {
+	s := Stdout
+	if begins == marker(Stderr)[0] {
+		s = Stderr
 	}
-	return l.header
+	return append(append(marker(s), mark...), markAccepted, '\n')
 }
 
 // Read is one read of the log, from its first byte: a connection, or a snapshot.
@@ -79,7 +76,10 @@ func (r *Read) Write(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
-	for header := r.log.headed(p[0]); ; {
+	if r.log.header == nil {
+		r.log.header = firstLine(p[0], r.log.demux.mark)
+	}
+	for header := r.log.header; ; {
 		at := bytes.Index(p, header)
 		if at < 0 {
 			k := len(p) - partial(p, header)
